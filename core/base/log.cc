@@ -1,0 +1,123 @@
+#include "core/base/log.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <time.h>
+
+#include <cerrno>
+#include <cstdarg>
+#include <cstdio>
+#include <cstring>
+
+#include "core/base/raw_syscall.h"
+
+namespace rsock {
+namespace {
+
+constexpr size_t kMaxLine = 512;
+constexpr int kStderr = 2;
+constexpr size_t kKernelSigset = 8;  // bytes; glibc's sigset_t is larger
+
+template <typename T>
+long word(T* p) noexcept {
+  return reinterpret_cast<long>(p);
+}
+
+bool stderr_is_terminal() noexcept {
+  char settings[256];  // struct termios of the kernel, whose size differs from glibc's
+  return raw_syscall(SYS_ioctl, kStderr, TCGETS, word(settings)) == 0;
+}
+
+mode_t type_of(int fd) noexcept {
+  struct stat st;
+  if (raw_syscall(SYS_newfstatat, fd, word(""), word(&st), AT_EMPTY_PATH) < 0) return 0;
+  return st.st_mode & S_IFMT;
+}
+
+bool writable_now(int fd) noexcept {
+  pollfd p{fd, POLLOUT, 0};
+  const timespec zero{0, 0};
+  return raw_syscall(SYS_ppoll, word(&p), 1, word(&zero), 0, 0) == 1 && (p.revents & POLLOUT) != 0;
+}
+
+/// A write whose SIGPIPE never reaches the program: a reader of stderr that went away is no reason
+/// to die of our line. Blocks the signal in this thread, and takes it back if it was ours.
+void write_to_pipe(int fd, const char* line, size_t n) noexcept {
+  const uint64_t pipe_bit = uint64_t{1} << (SIGPIPE - 1);
+  uint64_t before = 0;
+  uint64_t pending = 0;
+  raw_syscall(SYS_rt_sigprocmask, SIG_BLOCK, word(&pipe_bit), word(&before), kKernelSigset);
+  raw_syscall(SYS_rt_sigpending, word(&pending), kKernelSigset);
+  const long r = raw_syscall(SYS_write, fd, word(line), static_cast<long>(n));
+  if (r == -EPIPE && (pending & pipe_bit) == 0) {
+    const timespec zero{0, 0};
+    raw_syscall(SYS_rt_sigtimedwait, word(&pipe_bit), 0, word(&zero), kKernelSigset);
+  }
+  raw_syscall(SYS_rt_sigprocmask, SIG_SETMASK, word(&before), 0, kKernelSigset);
+}
+
+/// stderr may be anything by now. Never block on it, never die of it, and never write to a TCP
+/// socket: it could be a stream that we have lifted.
+void write_to_stderr(const char* line, size_t n) noexcept {
+  switch (type_of(kStderr)) {
+    case S_IFIFO:
+      if (writable_now(kStderr)) write_to_pipe(kStderr, line, n);
+      break;
+    case S_IFSOCK: {
+      int domain = AF_UNSPEC;
+      socklen_t size = sizeof(domain);
+      raw_syscall(SYS_getsockopt, kStderr, SOL_SOCKET, SO_DOMAIN, word(&domain), word(&size));
+      if (domain == AF_UNIX) {
+        raw_syscall(SYS_sendto, kStderr, word(line), static_cast<long>(n),
+                    MSG_DONTWAIT | MSG_NOSIGNAL);
+      }
+      break;
+    }
+    case S_IFCHR:
+      if (!writable_now(kStderr)) break;
+      [[fallthrough]];
+    default:
+      raw_syscall(SYS_write, kStderr, word(line), static_cast<long>(n));
+  }
+}
+
+bool write_to_file(const char* name, const char* line, size_t n) noexcept {
+  const long fd =
+      raw_syscall(SYS_openat, AT_FDCWD, word(name),
+                  O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NOCTTY | O_NONBLOCK, 0644);
+  if (fd < 0) return false;
+  const long r = type_of(static_cast<int>(fd)) == S_IFIFO
+                     ? (write_to_pipe(static_cast<int>(fd), line, n), 0)
+                     : raw_syscall(SYS_write, fd, word(line), static_cast<long>(n));
+  raw_syscall(SYS_close, fd);
+  return r >= 0;
+}
+
+}  // namespace
+
+bool log_enabled(LogLevel level) noexcept { return level <= config().log_level; }
+
+void log_line(LogLevel level, const char* format, ...) noexcept {
+  static constexpr const char* kNames[] = {"error", "warn", "info", "debug"};
+  const int saved_errno = errno;  // vsnprintf may set it, and the program must not see that
+  char line[kMaxLine];
+  const long pid = raw_syscall(SYS_getpid);
+  int n = snprintf(line, sizeof(line), "librsock[%ld] %s: ", pid, kNames[static_cast<int>(level)]);
+  va_list args;
+  va_start(args, format);
+  const int text = vsnprintf(line + n, sizeof(line) - static_cast<size_t>(n), format, args);
+  va_end(args);
+  errno = saved_errno;
+  n += text > 0 ? text : 0;
+  if (n > static_cast<int>(sizeof(line)) - 1) n = static_cast<int>(sizeof(line)) - 1;
+  line[n++] = '\n';  // over the terminator: the line is written by its length
+  const Config& c = config();
+  if (c.log_file != nullptr && write_to_file(c.log_file, line, static_cast<size_t>(n))) return;
+  if (c.log_stderr || stderr_is_terminal()) write_to_stderr(line, static_cast<size_t>(n));
+}
+
+}  // namespace rsock
