@@ -1,0 +1,236 @@
+#include "core/transport/shm/shm_channel.h"
+
+#include <climits>
+
+#include "core/os/os.h"
+
+namespace rsock::transport {
+namespace {
+
+using std::memory_order_acquire;
+using std::memory_order_release;
+using std::memory_order_seq_cst;
+
+// ring/ stands beside wire/ and does not know it.
+static_assert(ring::kSealFrozen == wire::kHeadSealed && ring::kSealEnded == wire::kHeadEnded &&
+              ring::kCountMask == wire::kHeadCount);
+
+/// Bumps a bell and wakes who sleeps on it.
+void strike(std::atomic<uint32_t>& bell) noexcept {
+  // release pairs with the acquire in rx_bell()/tx_bell(); the kernel compares the word under its
+  // own lock, so a sleeper that read the old value either sleeps before the wake or gets EAGAIN.
+  bell.fetch_add(1, memory_order_release);
+  os::futex_wake(&bell, INT_MAX);
+}
+
+Result<void> sleep_on(const std::atomic<uint32_t>& bell, uint32_t seen,
+                      const timespec* timeout) noexcept {
+  Result<void> r = os::futex_wait(&bell, seen, timeout);
+  if (!r && r.error() == EAGAIN) return {};  // it has rung already
+  return r;
+}
+
+/// What a head word says. Frozen wins: see invariant 5 in byte_ring.h.
+Turn turn_of(uint64_t head, uint64_t tail) noexcept {
+  if ((head & ring::kSealFrozen) != 0) return Turn{TurnKind::kFrozen, head & ring::kCountMask};
+  if ((head & ring::kSealEnded) != 0) return Turn{TurnKind::kEnded, tail};
+  return Turn{};
+}
+
+Turn look_at_turn(const wire::DirectionWords& words) noexcept {
+  // acquire pairs with the seals' release: whoever sees an end sees the tail that it is at, and
+  // whoever sees a freeze comes after the reader's last copy out.
+  const uint64_t head = words.head.load(memory_order_acquire);
+  // Relaxed: ordered by the load before; used only if that one says that the tail is final.
+  return turn_of(head, words.tail.load(std::memory_order_relaxed));
+}
+
+}  // namespace
+
+ShmChannel::ShmChannel(ShmSegment segment, os::OwnedFd doorbell, bool caller) noexcept
+    : segment_(std::move(segment)),
+      doorbell_(std::move(doorbell)),
+      tx_(segment_.page().direction[caller ? 0 : 1]),
+      rx_(segment_.page().direction[caller ? 1 : 0]),
+      writer_(segment_.ring(caller ? 0 : 1), segment_.ring_size(), tx_.tail, tx_.head),
+      reader_(segment_.ring(caller ? 1 : 0), segment_.ring_size(), rx_.tail, rx_.head) {}
+
+std::unique_ptr<Channel> make_shm_channel(ShmSegment segment, os::OwnedFd doorbell, bool caller) {
+  return std::make_unique<ShmChannel>(std::move(segment), std::move(doorbell), caller);
+}
+
+// --- bytes -------------------------------------------------------------------------------------
+
+size_t ShmChannel::tx_write(const iovec* iov, size_t n, size_t skip, size_t limit) noexcept {
+  ring::IovCursor from(iov, n, skip);
+  size_t done = 0;
+  do {
+    const size_t moved = writer_.write(from, std::min(limit - done, ring::kPiece));
+    if (moved == 0) break;
+    done += moved;
+    // After every piece, not only the last: the receiver wakes up while we copy the next.
+    // seq_cst: the load half of Dekker, see byte_ring.h. Pairs with rx_arm().
+    if (tx_.rx_sleep.load(memory_order_seq_cst) != 0) wake_receiver();
+  } while (done < limit && !from.done());
+  return done;
+}
+
+size_t ShmChannel::rx_read(const iovec* iov, size_t n, size_t skip, size_t limit,
+                           bool peek) noexcept {
+  ring::IovCursor to(iov, n, skip);
+  if (peek) return reader_.peek(to, limit);
+  size_t done = 0;
+  do {
+    const size_t moved = reader_.read(to, std::min(limit - done, ring::kPiece));
+    if (moved == 0) break;
+    done += moved;
+    wake_sender_if_roomy();
+  } while (done < limit && !to.done());
+  return done;
+}
+
+size_t ShmChannel::rx_discard(size_t n) noexcept {
+  const size_t done = reader_.discard(n);
+  if (done != 0) wake_sender_if_roomy();
+  return done;
+}
+
+uint64_t ShmChannel::rx_published() noexcept {
+  // acquire pairs with RingWriter::write(), as any look at the tail.
+  return rx_.tail.load(memory_order_acquire);
+}
+
+// --- control words -----------------------------------------------------------------------------
+
+void ShmChannel::tx_set_start(uint64_t stream_offset) noexcept {
+  // release pairs with rx_start().
+  tx_.start.store(stream_offset + 1, memory_order_release);
+}
+
+std::optional<uint64_t> ShmChannel::rx_start() noexcept {
+  // acquire pairs with tx_set_start(): what the sender did on TCP before the switch came before.
+  const uint64_t word = rx_.start.load(memory_order_acquire);
+  if (word == 0) return std::nullopt;
+  return word - 1;
+}
+
+void ShmChannel::rx_set_ready() noexcept {
+  // release pairs with tx_peer_ready(): the gate was closed before the sender may switch.
+  rx_.ready.store(1, memory_order_release);
+}
+
+bool ShmChannel::tx_peer_ready() noexcept {
+  // acquire pairs with rx_set_ready().
+  return tx_.ready.load(memory_order_acquire) != 0;
+}
+
+Turn ShmChannel::tx_turn() noexcept { return look_at_turn(tx_); }
+
+Turn ShmChannel::rx_turn() noexcept { return look_at_turn(rx_); }
+
+Turn ShmChannel::tx_end() noexcept {
+  if (over_.kind != TurnKind::kOpen) return over_;
+  const uint64_t before = writer_.seal(ring::kSealEnded);
+  over_ = turn_of(before | ring::kSealEnded, writer_.tail());
+  return over_;
+}
+
+Turn ShmChannel::tx_recall() noexcept {
+  if (over_.kind != TurnKind::kOpen) return over_;
+  const uint64_t before = writer_.seal(ring::kSealFrozen);
+  over_ = turn_of(before | ring::kSealFrozen, writer_.tail());
+  return over_;
+}
+
+Turn ShmChannel::rx_freeze() noexcept {
+  // acquire: as in look_at_turn().
+  return turn_of(reader_.freeze(), rx_.tail.load(memory_order_acquire));
+}
+
+void ShmChannel::tx_set_replayed() noexcept {
+  // release pairs with rx_replayed().
+  tx_.replayed.store(1, memory_order_release);
+}
+
+bool ShmChannel::rx_replayed() noexcept {
+  // acquire pairs with tx_set_replayed(): the replayed bytes entered TCP before.
+  return rx_.replayed.load(memory_order_acquire) != 0;
+}
+
+// --- waiting -----------------------------------------------------------------------------------
+
+uint32_t ShmChannel::rx_bell() noexcept {
+  // acquire pairs with strike(): it keeps the arming and the check that follow behind this load.
+  return rx_.rx_bell.load(memory_order_acquire);
+}
+
+uint32_t ShmChannel::tx_bell() noexcept {
+  // acquire: as rx_bell().
+  return tx_.tx_bell.load(memory_order_acquire);
+}
+
+void ShmChannel::rx_arm(Sleep how) noexcept {
+  // seq_cst: the store half of Dekker, see byte_ring.h. Pairs with tx_write()'s load of this word.
+  rx_.rx_sleep.fetch_or(static_cast<uint32_t>(how), memory_order_seq_cst);
+}
+
+void ShmChannel::tx_arm(Sleep how) noexcept {
+  // seq_cst: as rx_arm(). Pairs with wake_sender_if_roomy()'s load.
+  tx_.tx_sleep.fetch_or(static_cast<uint32_t>(how), memory_order_seq_cst);
+}
+
+Result<void> ShmChannel::rx_sleep(uint32_t seen, const timespec* timeout) noexcept {
+  return sleep_on(rx_.rx_bell, seen, timeout);
+}
+
+Result<void> ShmChannel::tx_sleep(uint32_t seen, const timespec* timeout) noexcept {
+  return sleep_on(tx_.tx_bell, seen, timeout);
+}
+
+void ShmChannel::wake_receiver() noexcept {
+  // One waker takes the whole word: sleepers that still find nothing arm again. seq_cst keeps it in
+  // the one order with rx_arm(); our publish came before it, so a sleeper that arms later sees the
+  // bytes.
+  const uint32_t bits = tx_.rx_sleep.exchange(0, memory_order_seq_cst);
+  if ((bits & wire::kSleepFutex) != 0) strike(tx_.rx_bell);
+  if ((bits & wire::kSleepDoorbell) != 0) ring_doorbell();
+}
+
+void ShmChannel::wake_sender_if_roomy() noexcept {
+  // seq_cst: the load half of Dekker, after the release of the head. Pairs with tx_arm().
+  if (rx_.tx_sleep.load(memory_order_seq_cst) == 0) return;
+  // A sender that is woken for every few bytes would sleep and wake all the time.
+  const size_t free = capacity() - reader_.available();
+  if (free < capacity() / 3) return;
+  const uint32_t bits = rx_.tx_sleep.exchange(0, memory_order_seq_cst);
+  if ((bits & wire::kSleepFutex) != 0) strike(rx_.tx_bell);
+  if ((bits & wire::kSleepDoorbell) != 0) ring_doorbell();
+}
+
+void ShmChannel::ring_doorbell() noexcept {
+  // EAGAIN: hundreds of rings wait there already. EPIPE: nobody is left to wake.
+  const char ring = 1;
+  (void)os::send(doorbell_.get(), &ring, 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+}
+
+void ShmChannel::wake_local() noexcept {
+  strike(rx_.rx_bell);
+  strike(tx_.tx_bell);
+}
+
+void ShmChannel::wake_peer() noexcept {
+  strike(tx_.rx_bell);
+  strike(rx_.tx_bell);
+  ring_doorbell();
+}
+
+void ShmChannel::drain_wait_fd() noexcept {
+  char rings[256];
+  // Bounded: a peer that rings without end keeps us awake, not in here.
+  for (int i = 0; i < 4; ++i) {
+    const Result<size_t> n = os::recv(doorbell_.get(), rings, sizeof(rings), MSG_DONTWAIT);
+    if (!n || *n < sizeof(rings)) return;
+  }
+}
+
+}  // namespace rsock::transport

@@ -1,0 +1,91 @@
+// A channel in shared memory: two byte rings and a control page that both processes map.
+//
+// Contract: core/transport/transport.h. What is particular here:
+//  - Bytes move by memcpy. Publishing is one locked exchange; a system call follows only when the
+//    other end has announced that it sleeps.
+//  - The turn of a direction is the seals of its head word (byte_ring.h). An ended direction's
+//  offset
+//    is its tail, which no longer moves.
+//  - The doorbell is the Unix stream socket of the rendezvous. One byte is one ring; a full socket
+//    buffer means that it has rung already.
+//  - Order of waiting: read the bell, arm, check, sleep. Whoever arms before reading the bell can
+//    lose a wake-up: a publish between the two disarms him and is in the bell that he takes for
+//    old. For the doorbell likewise: drain, arm, check, sleep.
+#pragma once
+
+#include <memory>
+
+#include "core/os/owned_fd.h"
+#include "core/ring/byte_ring.h"
+#include "core/transport/shm/shm_segment.h"
+#include "core/transport/transport.h"
+
+namespace rsock::transport {
+
+class ShmChannel final : public Channel {
+ public:
+  ShmChannel(ShmSegment segment, os::OwnedFd doorbell, bool caller) noexcept;
+
+  PathKind kind() const noexcept override { return PathKind::kShm; }
+  size_t capacity() const noexcept override { return segment_.ring_size(); }
+
+  size_t tx_room() noexcept override { return writer_.room(); }
+  size_t tx_write(const iovec* iov, size_t n, size_t skip, size_t limit) noexcept override;
+  uint64_t tx_unread() noexcept override { return writer_.unread(); }
+  uint64_t tx_tail() noexcept override { return writer_.tail(); }
+  size_t tx_copy_unread(uint64_t from, void* to, size_t n) noexcept override {
+    return writer_.copy_unread(from, to, n);
+  }
+  bool tx_failed() const noexcept override { return writer_.failed(); }
+
+  size_t rx_available() noexcept override { return reader_.available(); }
+  size_t rx_read(const iovec* iov, size_t n, size_t skip, size_t limit,
+                 bool peek) noexcept override;
+  size_t rx_discard(size_t n) noexcept override;
+  uint64_t rx_head() noexcept override { return reader_.head(); }
+  uint64_t rx_published() noexcept override;
+  bool rx_failed() const noexcept override { return reader_.failed(); }
+
+  void tx_set_start(uint64_t stream_offset) noexcept override;
+  std::optional<uint64_t> rx_start() noexcept override;
+  void rx_set_ready() noexcept override;
+  bool tx_peer_ready() noexcept override;
+  Turn tx_turn() noexcept override;
+  Turn rx_turn() noexcept override;
+  Turn tx_end() noexcept override;
+  Turn tx_recall() noexcept override;
+  Turn rx_freeze() noexcept override;
+  void tx_set_replayed() noexcept override;
+  bool rx_replayed() noexcept override;
+
+  uint32_t rx_bell() noexcept override;
+  uint32_t tx_bell() noexcept override;
+  void rx_arm(Sleep how) noexcept override;
+  void tx_arm(Sleep how) noexcept override;
+  Result<void> rx_sleep(uint32_t seen, const timespec* timeout) noexcept override;
+  Result<void> tx_sleep(uint32_t seen, const timespec* timeout) noexcept override;
+  void wake_local() noexcept override;
+  void wake_peer() noexcept override;
+  int wait_fd() const noexcept override { return doorbell_.get(); }
+  void drain_wait_fd() noexcept override;
+
+ private:
+  void wake_receiver() noexcept;
+  void wake_sender_if_roomy() noexcept;
+  void ring_doorbell() noexcept;
+
+  const ShmSegment segment_;
+  const os::OwnedFd doorbell_;
+  wire::DirectionWords& tx_;
+  wire::DirectionWords& rx_;
+  // The two sides are used by different threads at once: a line each.
+  alignas(64) ring::RingWriter writer_;
+  Turn over_;  // what our tx_end() or tx_recall() found or made; open before
+  alignas(64) ring::RingReader reader_;
+};
+
+/// `doorbell` is the connected Unix stream socket of the rendezvous; `caller` tells which role of
+/// the rendezvous this end had.
+std::unique_ptr<Channel> make_shm_channel(ShmSegment segment, os::OwnedFd doorbell, bool caller);
+
+}  // namespace rsock::transport

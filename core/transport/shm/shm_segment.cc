@@ -1,0 +1,82 @@
+#include "core/transport/shm/shm_segment.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+
+#include <new>
+
+#include "core/os/os.h"
+
+// Since Linux 6.3; older headers lack it.
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 0x0008U
+#endif
+
+namespace rsock::transport {
+namespace {
+
+constexpr uint32_t kVersion = 1;
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+// With one of these the file could not be written by both.
+constexpr int kForbiddenSeals = F_SEAL_WRITE | F_SEAL_FUTURE_WRITE;
+
+Result<os::OwnedFd> new_memfd() noexcept {
+  constexpr unsigned kFlags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
+  // vm.memfd_noexec=2 refuses a memfd that may become executable; kernels before 6.3 refuse the
+  // flag.
+  Result<int> fd = os::memfd_create("rsock", kFlags | MFD_NOEXEC_SEAL);
+  if (!fd && fd.error() == EINVAL) fd = os::memfd_create("rsock", kFlags);
+  if (!fd) return fail(fd.error());
+  return os::raise(*fd);
+}
+
+}  // namespace
+
+ShmSegment::~ShmSegment() {
+  if (base_ != nullptr) os::unmap(base_, segment_bytes(ring_size_));
+}
+
+wire::Checked<CreatedSegment> create_segment(size_t ring_size) noexcept {
+  if (!wire::valid_ring_size(ring_size)) return wire::refuse(EINVAL, "ring size out of range");
+  Result<os::OwnedFd> fd = new_memfd();
+  if (!fd) return wire::refuse(fd.error(), "no memfd");
+  const size_t bytes = segment_bytes(ring_size);
+  if (auto r = os::ftruncate(fd->get(), static_cast<off_t>(bytes)); !r) {
+    return wire::refuse(r.error(), "memfd refused its size");
+  }
+  if (auto r = os::fcntl(fd->get(), F_ADD_SEALS, kSeals); !r) {
+    return wire::refuse(r.error(), "memfd refused its seals");
+  }
+  const Result<void*> base = os::map_shared(fd->get(), bytes);
+  if (!base) return wire::refuse(base.error(), "memfd could not be mapped");
+  // A fresh file is zero, which is every word's first value.
+  auto* page = new (*base) wire::ControlPage;
+  page->magic = wire::kControlMagic;
+  page->version = kVersion;
+  page->ring_size = static_cast<uint32_t>(ring_size);
+  return CreatedSegment{ShmSegment(*base, ring_size), std::move(*fd)};
+}
+
+wire::Checked<ShmSegment> adopt_segment(int fd, uint64_t ring_size) noexcept {
+  if (!wire::valid_ring_size(ring_size)) return wire::refuse(EPROTO, "ring size out of range");
+  // Seals before size: the size is worth reading only when it is final.
+  const Result<int> seals = os::fcntl(fd, F_GET_SEALS);
+  if (!seals) return wire::refuse(seals.error(), "not a memfd");
+  if ((*seals & kSeals) != kSeals) return wire::refuse(EPROTO, "memfd not sealed");
+  if ((*seals & kForbiddenSeals) != 0) return wire::refuse(EPROTO, "memfd sealed against writing");
+  const Result<off_t> size = os::file_size(fd);
+  if (!size) return wire::refuse(size.error(), "memfd has no size");
+  if (static_cast<uint64_t>(*size) != segment_bytes(ring_size)) {
+    return wire::refuse(EPROTO, "memfd of the wrong size");
+  }
+  const Result<void*> base = os::map_shared(fd, segment_bytes(ring_size));
+  if (!base) return wire::refuse(base.error(), "memfd could not be mapped");
+  ShmSegment segment(*base, ring_size);
+  const wire::ControlPage& page = segment.page();
+  if (page.magic != wire::kControlMagic) return wire::refuse(EPROTO, "control page magic");
+  if (page.version != kVersion) return wire::refuse(EPROTO, "control page version");
+  if (page.ring_size != ring_size) return wire::refuse(EPROTO, "control page ring size");
+  return segment;
+}
+
+}  // namespace rsock::transport
