@@ -1,0 +1,225 @@
+#include "core/poll/instance.h"
+
+#include <sys/eventfd.h>
+
+#include "core/os/os.h"
+#include "core/stream/moves.h"
+
+namespace rsock::poll {
+namespace {
+
+constexpr uint32_t kInterest = EPOLLIN | EPOLLPRI | EPOLLOUT | EPOLLRDNORM | EPOLLRDBAND | EPOLLWRNORM |
+                               EPOLLWRBAND | EPOLLRDHUP;
+
+/// Changes a registration even where MOD is not allowed (EPOLLEXCLUSIVE: epoll_ctl(2)).
+void register_as(int epfd, int fd, uint32_t events, uint64_t data) noexcept {
+  epoll_event event{};
+  event.events = events;
+  event.data.u64 = data;
+  const auto r = os::epoll_ctl(epfd, EPOLL_CTL_MOD, fd, &event);
+  if (r || r.error() != EINVAL) return;
+  (void)os::epoll_ctl(epfd, EPOLL_CTL_DEL, fd, nullptr);
+  (void)os::epoll_ctl(epfd, EPOLL_CTL_ADD, fd, &event);
+}
+
+}  // namespace
+
+void Item::on_maybe_ready(stream::Stream&) noexcept {
+  Instance& in = *instance;
+  {
+    MutexLock lock(in.mutex);
+    if (!managed) return;
+    in.make_ready_locked(*this, true);
+  }
+  in.ring();
+}
+
+void Item::on_path_changed(stream::Stream& s) noexcept {
+  Instance& in = *instance;
+  MutexLock lock(in.mutex);
+  const bool channel = s.doorbell_fd.load(std::memory_order_acquire) >= 0;
+  if (channel && !managed) in.manage_locked(*this);
+  if (!channel && managed) in.unmanage_locked(*this);
+}
+
+void Item::on_closed(stream::Stream&) noexcept {
+  Instance& in = *instance;
+  MutexLock lock(in.mutex);
+  if (managed) {
+    if (doorbell >= 0) (void)os::epoll_ctl(in.epfd, EPOLL_CTL_DEL, doorbell, nullptr);
+    in.managed_items.erase(in.managed_items.iterator_to(*this));
+    in.managed_count.fetch_sub(1, std::memory_order_release);
+  }
+  if (linked_ready) in.ready.erase(in.ready.iterator_to(*this));
+  release_item(*this);
+}
+
+void Instance::ring() noexcept {
+  const uint64_t one = 1;
+  if (kick) (void)os::write(kick.get(), &one, sizeof(one));
+}
+
+void Instance::manage_locked(Item& item) noexcept {
+  if (!kick) {
+    if (const auto fd = os::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+      if (auto owned = os::raise(*fd)) {
+        kick = std::move(*owned);
+        epoll_event event{};
+        event.events = EPOLLIN | EPOLLET;
+        event.data.u64 = kick_data();
+        (void)os::epoll_ctl(epfd, EPOLL_CTL_ADD, kick.get(), &event);
+      }
+    }
+  }
+  item.managed = true;
+  item.doorbell = item.stream->doorbell_fd.load(std::memory_order_acquire);
+  managed_items.push_back(item);
+  managed_count.fetch_add(1, std::memory_order_release);
+  const auto data = reinterpret_cast<uint64_t>(&item);
+  epoll_event event{};
+  event.events = EPOLLIN | EPOLLET;
+  event.data.u64 = data;
+  // EEXIST: the same stream is in this instance under another number as well; its item will do.
+  (void)os::epoll_ctl(epfd, EPOLL_CTL_ADD, item.doorbell, &event);
+  // OUT is nearly always true on a silent TCP connection: the registration itself wakes a waiting thread.
+  register_as(epfd, item.fd, EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, data);
+  make_ready_locked(item, true);
+}
+
+void Instance::unmanage_locked(Item& item) noexcept {
+  item.managed = false;
+  managed_items.erase(managed_items.iterator_to(item));
+  managed_count.fetch_sub(1, std::memory_order_release);
+  if (item.doorbell >= 0) (void)os::epoll_ctl(epfd, EPOLL_CTL_DEL, item.doorbell, nullptr);
+  item.doorbell = -1;
+  if (item.linked_ready) {
+    ready.erase(ready.iterator_to(item));
+    item.linked_ready = false;
+  }
+  // A spent ONESHOT stays registered without events, as the kernel keeps it.
+  register_as(epfd, item.fd,
+              item.disabled ? (item.user.events & ~kInterest) : item.user.events, item.user.data.u64);
+}
+
+void Instance::make_ready_locked(Item& item, bool local) noexcept {
+  if (local) item.local_news = true;
+  if (item.linked_ready) return;
+  ready.push_back(item);
+  item.linked_ready = true;
+}
+
+uint32_t Instance::events_now(Item& item) noexcept {
+  const auto interest = static_cast<short>(item.user.events & kInterest);
+  return static_cast<uint32_t>(
+             static_cast<unsigned short>(stream::ready_events(*item.stream, item.fd, interest))) &
+         (item.user.events | EPOLLERR | EPOLLHUP);
+}
+
+/// EPOLLET: is there something that the last report did not know?
+bool Instance::is_news_locked(Item& item) noexcept {
+  bool news = item.local_news;
+  item.local_news = false;
+  stream::Stream& s = *item.stream;
+  {
+    MutexLock lock(s.rx.mutex);
+    if (!s.channel) return true;
+    const uint64_t published = s.channel->rx_published() + s.received[0].load(std::memory_order_relaxed);
+    if (published != item.seen_published) {
+      item.seen_published = published;
+      news = true;
+    }
+    if (s.rx.state != stream::RxState::kRing) news = true;  // the kernel's edges are passed on as they come
+  }
+  return news;
+}
+
+/// The order is the proof (PROTOCOL.md, "Waiting"): drain, arm, and the caller checks once more. The doorbell is
+/// registered edge-triggered, so it need not be empty; it is drained now and then, before it is full and rings
+/// no more.
+void Instance::drain_and_arm_locked(Item& item, bool* drained) noexcept {
+  constexpr uint32_t kDrainEvery = 32;
+  if (++item.looks_unanswered >= kDrainEvery && robbed_count_ < kMaxRobbed) {
+    item.looks_unanswered = 0;
+    char bytes[256];
+    const auto got = os::recv(item.doorbell, bytes, sizeof(bytes), MSG_DONTWAIT);
+    *drained = got && *got > 0;
+  }
+  (void)stream::arm_for_poll(*item.stream, static_cast<short>(item.user.events & kInterest));
+}
+
+void Instance::tell_robbed() noexcept {
+  Item* robbed[kMaxRobbed];
+  stream::Stream* streams[kMaxRobbed];
+  size_t n = 0;
+  {
+    MutexLock lock(mutex);
+    if (robbed_count_ == 0) return;
+    for (size_t i = 0; i < robbed_count_; ++i) {
+      robbed[n] = robbed_[i];
+      streams[n] = robbed_[i]->stream;
+      if (streams[n] != nullptr) ++n;
+    }
+    robbed_count_ = 0;
+  }
+  for (size_t i = 0; i < n; ++i) {
+    MutexLock lock(streams[i]->watch_mutex);
+    for (stream::Watcher& w : streams[i]->watchers) {
+      if (&w != robbed[i]) w.on_maybe_ready(*streams[i]);
+    }
+  }
+}
+
+/// True: *out is to be reported. The item's place in `ready` is left right (invariants 1 to 3).
+bool Instance::look_locked(Item& item, epoll_event* out) noexcept {
+  const bool edge = (item.user.events & EPOLLET) != 0;
+  uint32_t events = 0;
+  bool drained = false;
+  for (int round = 0; round < 2 && events == 0; ++round) {
+    if (round == 1) drain_and_arm_locked(item, &drained);
+    events = events_now(item);
+    if (events != 0 && edge) {
+      const bool room = (events & EPOLLOUT) != 0 && item.stream->tx_nospace.exchange(false, std::memory_order_relaxed);
+      if (!is_news_locked(item) && !room) events = 0;
+    }
+  }
+  if (events == 0) return false;
+  if (drained) robbed_[robbed_count_++] = &item;
+  *out = epoll_event{events, item.user.data};
+  if ((item.user.events & EPOLLONESHOT) != 0) item.disabled = true;
+  return true;
+}
+
+int Instance::collect_locked(epoll_event* events, int max) noexcept {
+  int n = 0;
+  size_t left = ready.size();
+  while (left-- > 0 && n < max) {
+    Item& item = ready.front();
+    ready.pop_front();
+    item.linked_ready = false;
+    if (item.disabled) continue;
+    if (!look_locked(item, &events[n])) continue;
+    ++n;
+    // Stays in line, at the end (fairness): level-triggered because it may still be ready, edge-triggered
+    // because it is not armed and the next wait has to look whether anything came.
+    if (!item.disabled) make_ready_locked(item, false);
+  }
+  return n;
+}
+
+int Instance::sort_locked(epoll_event* events, int n) noexcept {
+  int kept = 0;
+  for (int i = 0; i < n; ++i) {
+    const uint64_t data = events[i].data.u64;
+    if (is_kick_data(data)) continue;
+    Item* item = item_from_data(data);
+    if (item == nullptr) {
+      events[kept++] = events[i];
+      continue;
+    }
+    if (item->instance != this || !item->managed) continue;  // late news of a registration that changed
+    make_ready_locked(*item, (events[i].events & ~static_cast<uint32_t>(EPOLLIN)) != 0);
+  }
+  return kept;
+}
+
+}  // namespace rsock::poll

@@ -1,0 +1,114 @@
+// An epoll instance that stays the kernel's, with streams in it whose readiness the kernel can't see.
+//
+// Purpose. Each stream in an instance has an Item. While the stream is on plain TCP the kernel's registration is
+// exactly the program's and Items do nothing. When a channel is attached the Item is *managed*: the TCP
+// descriptor is registered edge-triggered under the Item's own address, the doorbell beside it, and what the
+// program gets is computed by us. Adding the doorbell wakes a thread that is inside epoll_wait already.
+// Cost per wait is O(ready): only Items that something rang for are looked at.
+//
+// Ownership: instances and items live in memory that is never unmapped; an Item's address doubles as the event
+// data by which we know our own events among the program's. It belongs to its instance and is linked in its
+// stream's watcher list.
+//
+// Thread safety: everything under mutex (lock order: stream's watch_mutex, instance, tx, rx).
+//
+// Invariants.
+//  1. An item in `ready` is to be looked at by the next wait. A managed, enabled item that is not in `ready` is
+//     armed: the next byte, room or local change rings for it.
+//  2. A level-triggered item leaves `ready` only by a look that finds nothing after arming.
+//  3. An edge-triggered item is reported when something is new since its last report: more bytes published
+//     than then, room after a sender was told to wait, or a local change.
+#pragma once
+
+#include <sys/epoll.h>
+
+#include <boost/intrusive/list.hpp>
+
+#include "core/base/mutex.h"
+#include "core/os/owned_fd.h"
+#include "core/stream/deadline.h"
+#include "core/stream/stream.h"
+
+namespace rsock::poll {
+
+class Instance;
+
+struct ReadyHook;
+struct ItemHook;
+using ReadyListHook = boost::intrusive::list_base_hook<
+    boost::intrusive::tag<ReadyHook>, boost::intrusive::link_mode<boost::intrusive::safe_link>>;
+using ItemListHook = boost::intrusive::list_base_hook<
+    boost::intrusive::tag<ItemHook>, boost::intrusive::link_mode<boost::intrusive::safe_link>>;
+
+class Item final : public stream::Watcher, public ReadyListHook, public ItemListHook {
+ public:
+  void on_maybe_ready(stream::Stream& s) noexcept override;
+  void on_path_changed(stream::Stream& s) noexcept override;
+  void on_closed(stream::Stream& s) noexcept override;
+  bool survives_fork() const noexcept override { return true; }
+
+  Instance* instance = nullptr;
+  stream::Stream* stream = nullptr;
+  int fd = -1;
+  epoll_event user{};          // what the program registered
+  bool managed = false;
+  bool disabled = false;       // EPOLLONESHOT, reported
+  bool local_news = false;     // an edge for EPOLLET that no word shows
+  bool linked_ready = false;
+  int doorbell = -1;
+  uint32_t looks_unanswered = 0;  // since the doorbell was drained
+  uint64_t seen_published = 0;  // EPOLLET: what had been published at the last report
+};
+
+using ReadyList = boost::intrusive::list<Item, boost::intrusive::base_hook<ReadyListHook>,
+                                         boost::intrusive::constant_time_size<false>>;
+using ItemList = boost::intrusive::list<Item, boost::intrusive::base_hook<ItemListHook>,
+                                        boost::intrusive::constant_time_size<true>>;
+
+class Instance {
+ public:
+  Mutex mutex;
+  int epfd = -1;
+  std::atomic<int> fd_refs{0};
+  std::atomic<int> managed_count{0};
+  ReadyList ready;
+  ItemList managed_items;
+  os::OwnedFd kick;  // eventfd in the kernel's instance: wakes a waiter for a local change
+
+  // --- under mutex ---
+  void manage_locked(Item& item) noexcept RSOCK_REQUIRES(mutex);
+  void unmanage_locked(Item& item) noexcept RSOCK_REQUIRES(mutex);
+  void make_ready_locked(Item& item, bool local) noexcept RSOCK_REQUIRES(mutex);
+  /// Looks at the ready items, fills events. Returns the count.
+  int collect_locked(epoll_event* events, int max) noexcept RSOCK_REQUIRES(mutex);
+  /// Streams whose doorbell a look drained and then found ready: other sleepers may have been robbed of their
+  /// ring, and are to be told once the mutex is free (tell_robbed).
+  void tell_robbed() noexcept RSOCK_EXCLUDES(mutex);
+  /// Sorts our own events out of the kernel's: they make items ready; the program's stay, packed. Returns how
+  /// many stay.
+  int sort_locked(epoll_event* events, int n) noexcept RSOCK_REQUIRES(mutex);
+  void ring() noexcept;
+
+ private:
+  static constexpr size_t kMaxRobbed = 8;
+  Item* robbed_[kMaxRobbed] RSOCK_GUARDED_BY(mutex) = {};
+  size_t robbed_count_ RSOCK_GUARDED_BY(mutex) = 0;
+
+  void drain_and_arm_locked(Item& item, bool* drained) noexcept RSOCK_REQUIRES(mutex);
+  bool look_locked(Item& item, epoll_event* out) noexcept RSOCK_REQUIRES(mutex);
+  bool is_news_locked(Item& item) noexcept RSOCK_REQUIRES(mutex);
+  uint32_t events_now(Item& item) noexcept;
+};
+
+// --- item_slab.cc ---
+Instance* acquire_instance(int epfd) noexcept;
+void release_instance(Instance& instance) noexcept;
+Item* acquire_item() noexcept;
+void release_item(Item& item) noexcept;
+/// The item whose address `data` is, or null: the program's own data.
+Item* item_from_data(uint64_t data) noexcept;
+bool is_kick_data(uint64_t data) noexcept;
+uint64_t kick_data() noexcept;
+void instances_after_fork_child() noexcept;
+
+}  // namespace rsock::poll

@@ -1,0 +1,273 @@
+// poll and ppoll over a set in which some descriptors are streams.
+//
+// A set without a stream that has a channel goes to the kernel as it is; streams on plain TCP are only counted
+// through their gates, so that nobody lifts them while this thread can't see the channel. With a channel in the
+// set: look at the streams, look at the kernel's part, spin, then arm and sleep in the kernel on doorbells and
+// kernel descriptors together.
+
+#include <algorithm>
+#include <memory>
+#include <new>
+
+#include "core/base/config.h"
+#include "core/os/os.h"
+#include "core/poll/poll_set.h"
+#include "core/poll/readiness_ops.h"
+#include "core/poll/waiter.h"
+#include "core/stream/deadline.h"
+#include "core/stream/moves.h"
+#include "core/stream/spin.h"
+#include "core/stream/stream.h"
+
+namespace rsock::poll {
+namespace {
+
+using stream::Channel;
+using stream::Deadline;
+using stream::FdTable;
+using stream::Stream;
+
+constexpr size_t kSigsetBytes = 8;  // the kernel's sigset, not glibc's
+
+/// An array on the stack for the usual small sets, on the heap for others.
+template <typename T, size_t kInline>
+class Array {
+ public:
+  bool allocate(size_t n) noexcept {
+    if (n <= kInline) {
+      data_ = inline_;
+      return true;
+    }
+    heap_.reset(new (std::nothrow) T[n]());
+    data_ = heap_.get();
+    return data_ != nullptr;
+  }
+  T& operator[](size_t i) noexcept { return data_[i]; }
+  T* get() noexcept { return data_; }
+
+ private:
+  T* data_ = nullptr;
+  std::unique_ptr<T[]> heap_;
+  T inline_[kInline] = {};
+};
+constexpr size_t kSmall = 16;
+
+enum class Mode : uint8_t { kKernelOnly, kCounted, kChannels };
+
+Mode classify(const pollfd* fds, nfds_t n) noexcept {
+  Mode mode = Mode::kKernelOnly;
+  for (nfds_t i = 0; i < n; ++i) {
+    Stream* s = FdTable::stream(fds[i].fd);
+    if (s == nullptr) continue;
+    if (s->has_channel.load(std::memory_order_acquire)) return Mode::kChannels;
+    mode = Mode::kCounted;
+  }
+  return mode;
+}
+
+/// The kernel's poll with every stream of the set held on TCP. Gates are entered one by one; if one is managed
+/// the set is no longer the kernel's alone.
+long poll_counted(const pollfd* fds, nfds_t n, KernelCall kernel, bool* channels) {
+  // The streams whose gate this call entered.
+  Array<Stream*, kSmall> inside;
+  if (!inside.allocate(n)) return -ENOMEM;
+  struct Leave {
+    Array<Stream*, kSmall>& list;
+    size_t count = 0;
+    ~Leave() {
+      for (size_t i = 0; i < count; ++i) {
+        Stream& s = *list[i];
+        if (s.rx.gate.leave() && s.rx.want_ready.load(std::memory_order_acquire)) {
+          stream::try_ready(s);
+        }
+      }
+    }
+  } leave{inside};
+  for (nfds_t i = 0; i < n; ++i) {
+    Stream* s = FdTable::stream(fds[i].fd);
+    if (s == nullptr) continue;
+    if (!s->rx.gate.enter()) {
+      *channels = true;
+      return 0;
+    }
+    inside[leave.count++] = s;
+    // A channel attached between classify() and here: its doorbell has to be watched as well.
+    if (s->has_channel.load(std::memory_order_acquire)) {
+      *channels = true;
+      return 0;
+    }
+  }
+  return kernel();
+}
+
+/// One call's working state. The kernel's array: entry i for fds[i], then doorbells and the thread's bell.
+class PollCall {
+ public:
+  PollCall(pollfd* fds, nfds_t n) noexcept : fds_(fds), n_(n) {}
+
+  bool allocate() noexcept {
+    if (!streams_.allocate(n_) || !kernel_.allocate(2 * n_ + 1)) return false;
+    for (nfds_t i = 0; i < n_; ++i) {
+      Stream* s = FdTable::stream(fds_[i].fd);
+      streams_[i] = s != nullptr && s->has_channel.load(std::memory_order_acquire) ? s : nullptr;
+      if (streams_[i] != nullptr) ++channel_count_;
+    }
+    return true;
+  }
+
+  /// Looks at everything once without sleeping. Returns the number of ready entries.
+  long look() noexcept {
+    long ready = 0;
+    for (nfds_t i = 0; i < n_; ++i) {
+      fds_[i].revents = 0;
+      if (streams_[i] == nullptr) continue;
+      fds_[i].revents = stream::ready_events(*streams_[i], fds_[i].fd, fds_[i].events);
+      if (fds_[i].revents != 0) ++ready;
+    }
+    return ready;
+  }
+
+  /// The kernel's part of the set, with a zero timeout. Adds to `ready`.
+  long look_at_kernel(long ready) noexcept {
+    if (channel_count_ == n_) return ready;
+    for (nfds_t i = 0; i < n_; ++i) {
+      kernel_[i] = pollfd{streams_[i] == nullptr ? fds_[i].fd : -1, fds_[i].events, 0};
+    }
+    timespec now{0, 0};
+    const auto r = os::ppoll(kernel_.get(), n_, &now, nullptr, 0);
+    if (!r) return ready != 0 ? ready : -value(r.error());
+    return merge(ready);
+  }
+
+  long merge(long ready) noexcept {
+    for (nfds_t i = 0; i < n_; ++i) {
+      if (streams_[i] != nullptr) continue;
+      fds_[i].revents = kernel_[i].fd < 0 ? 0 : kernel_[i].revents;
+      if (fds_[i].revents != 0) ++ready;
+    }
+    return ready;
+  }
+
+  /// A look that costs no lock and no system call: has any ring bytes? Only worth it for few streams.
+  bool anything_cheap() noexcept {
+    for (nfds_t i = 0; i < n_; ++i) {
+      if (streams_[i] != nullptr && stream::ready_events(*streams_[i], fds_[i].fd, fds_[i].events) != 0) {
+        return true;
+      }
+    }
+    return false;
+  }
+
+  bool spin() noexcept;
+  long sleep(const Deadline& deadline, const sigset_t* sigmask) noexcept;
+
+ private:
+  pollfd* const fds_;
+  const nfds_t n_;
+  nfds_t channel_count_ = 0;
+  Array<Stream*, kSmall> streams_;
+  Array<pollfd, 2 * kSmall + 1> kernel_;
+};
+
+bool PollCall::spin() noexcept {
+  // Spinning looks at every stream: for a handful that is cheap, for many the kernel is the better sleeper.
+  if (channel_count_ > 8) return false;
+  Stream* const* end = streams_.get() + n_;
+  Stream* const* found = std::find_if(streams_.get(), streams_.get() + n_, [](Stream* s) { return s != nullptr; });
+  if (found == end) return false;
+  Stream* first = *found;
+  stream::SpinBudget budget(*first);
+  while (budget.more()) {
+    if (anything_cheap()) {
+      budget.learn();
+      return true;
+    }
+    cpu_relax();
+  }
+  return false;
+}
+
+long PollCall::sleep(const Deadline& deadline, const sigset_t* sigmask) noexcept {
+  ThreadBell* bell = ThreadBell::mine();
+  if (bell == nullptr) return -ENOMEM;
+  Array<SleepWatcher, kSmall> watchers;
+  Array<std::shared_ptr<Channel>, kSmall> channels;
+  if (!watchers.allocate(channel_count_) || !channels.allocate(channel_count_)) return -ENOMEM;
+  bell->drain();
+  size_t used = n_;
+  size_t k = 0;
+  for (nfds_t i = 0; i < n_; ++i) {
+    kernel_[i] = pollfd{fds_[i].fd, fds_[i].events, 0};
+    if (streams_[i] == nullptr) continue;
+    Stream& s = *streams_[i];
+    kernel_[i].fd = -1;
+    watchers[k].link(s, *bell);
+    channels[k] = stream::arm_for_poll(s, fds_[i].events);
+    if (channels[k]) {
+      channels[k]->drain_wait_fd();
+      channels[k] = stream::arm_for_poll(s, fds_[i].events);
+      if (channels[k]) kernel_[used++] = pollfd{channels[k]->wait_fd(), POLLIN, 0};
+      // Parts that the kernel still owns are watched there as well.
+      short kernel_part = 0;
+      if (s.rx.state != stream::RxState::kRing) kernel_part |= fds_[i].events & (POLLIN | POLLRDNORM | POLLRDHUP);
+      if (s.tx.state == stream::TxState::kKernel) kernel_part |= fds_[i].events & (POLLOUT | POLLWRNORM);
+      if (kernel_part != 0) kernel_[i] = pollfd{fds_[i].fd, kernel_part, 0};
+    } else {
+      kernel_[i].fd = fds_[i].fd;
+    }
+    ++k;
+  }
+  kernel_[used++] = pollfd{bell->fd(), POLLIN, 0};
+  if (const long ready = look(); ready != 0) {
+    // We may have drained a ring that was meant for another sleeper of the same stream: pass it on.
+    for (nfds_t i = 0; i < n_; ++i) {
+      if (streams_[i] == nullptr || fds_[i].revents == 0) continue;
+      MutexLock lock(streams_[i]->watch_mutex);
+      for (stream::Watcher& w : streams_[i]->watchers) w.on_maybe_ready(*streams_[i]);
+    }
+    return look_at_kernel(ready);
+  }
+  timespec storage;
+  const timespec* timeout = deadline.as_timespec(&storage);
+  const auto r = os::ppoll(kernel_.get(), used, const_cast<timespec*>(timeout), sigmask, kSigsetBytes);
+  if (!r) return -value(r.error());
+  const long ready = look();
+  return merge(ready);
+}
+
+}  // namespace
+
+bool may_matter() noexcept { return stream::live_streams() != 0; }
+
+long poll_set(pollfd* fds, size_t n, const Deadline& deadline, const sigset_t* sigmask, KernelCall kernel,
+              bool* used_kernel) {
+  *used_kernel = true;
+  const Mode mode = classify(fds, n);
+  if (mode == Mode::kKernelOnly) return kernel();
+  if (mode == Mode::kCounted) {
+    bool channels = false;
+    const long r = poll_counted(fds, n, kernel, &channels);
+    if (!channels) return r;
+  }
+  *used_kernel = false;
+  const bool immediate = deadline.passed();
+  for (;;) {
+    // Made anew each round: channels come and go.
+    PollCall call(fds, n);
+    if (!call.allocate()) return -ENOMEM;
+    long ready = call.look_at_kernel(call.look());
+    if (ready != 0 || immediate) return ready;
+    if (call.spin()) continue;
+    ready = call.sleep(deadline, sigmask);
+    if (ready != 0) return ready;
+    if (deadline.passed()) return 0;
+  }
+}
+
+long poll(pollfd* fds, nfds_t n, const timespec* timeout, const sigset_t* sigmask, KernelCall kernel) {
+  if (!may_matter() || n == 0) return kernel();
+  bool used_kernel = false;
+  return poll_set(fds, n, Deadline::from_timeout(timeout), sigmask, kernel, &used_kernel);
+}
+
+}  // namespace rsock::poll

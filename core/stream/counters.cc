@@ -1,0 +1,173 @@
+#include "core/stream/counters.h"
+
+#include <fcntl.h>
+
+#include <cstdarg>
+#include <cstdio>
+#include <cstring>
+
+#include "core/base/config.h"
+#include "core/os/os.h"
+
+namespace rsock::stream {
+namespace {
+
+struct ReasonCount {
+  Reason reason;
+  uint64_t count;
+};
+
+/// Fixed size: reasons are literals, there are some dozens of them.
+constexpr size_t kMaxReasons = 64;
+
+struct Totals {
+  uint64_t streams = 0;
+  uint64_t lifted[kPaths] = {};
+  uint64_t set_down = 0;
+  uint64_t sent[kPaths] = {};
+  uint64_t received[kPaths] = {};
+  ReasonCount not_lifted[kMaxReasons] = {};
+  ReasonCount refused[kMaxReasons] = {};
+};
+
+Mutex g_mutex;
+Totals g_totals RSOCK_GUARDED_BY(g_mutex);
+std::atomic<bool> g_written{false};
+
+void bump(ReasonCount* list, Reason reason) noexcept {
+  for (size_t i = 0; i < kMaxReasons; ++i) {
+    if (list[i].reason == nullptr) list[i].reason = reason;
+    if (list[i].reason == reason || strcmp(list[i].reason, reason) == 0) {
+      ++list[i].count;
+      return;
+    }
+  }
+}
+
+void add_stream(const Stream& s, Totals* t) noexcept {
+  ++t->streams;
+  t->set_down += s.set_downs;
+  for (int i = 0; i < kPaths; ++i) {
+    t->sent[i] += s.sent[i].load(std::memory_order_relaxed);
+    t->received[i] += s.received[i].load(std::memory_order_relaxed);
+    if ((s.ever_lifted & (1u << i)) != 0) ++t->lifted[i];
+  }
+  const bool lifted = s.ever_lifted != 0 || s.received[1].load(std::memory_order_relaxed) != 0;
+  if (lifted) return;
+  const Reason reason = s.not_lifted.load(std::memory_order_relaxed);
+  bump(t->not_lifted, reason != nullptr ? reason : "below the threshold");
+}
+
+/// A line that is built without allocation; what does not fit is cut at the end, never in the middle of use.
+class Line {
+ public:
+  void text(const char* format, ...) noexcept __attribute__((format(printf, 2, 3))) {
+    va_list args;
+    va_start(args, format);
+    const int n = vsnprintf(buffer_ + size_, sizeof(buffer_) - size_, format, args);
+    va_end(args);
+    if (n > 0) size_ += static_cast<size_t>(n);
+    if (size_ >= sizeof(buffer_)) size_ = sizeof(buffer_) - 1;
+  }
+  void json_string(const char* s) noexcept {
+    text("\"");
+    for (; *s != '\0'; ++s) {
+      const unsigned char c = static_cast<unsigned char>(*s);
+      if (c == '"' || c == '\\') {
+        text("\\%c", c);
+      } else if (c < 0x20) {
+        text("\\u%04x", c);
+      } else {
+        text("%c", c);
+      }
+    }
+    text("\"");
+  }
+  void reasons(const char* name, const ReasonCount* list) noexcept {
+    text("\"%s\":{", name);
+    for (size_t i = 0; i < kMaxReasons && list[i].reason != nullptr; ++i) {
+      if (i != 0) text(",");
+      json_string(list[i].reason);
+      text(":%llu", static_cast<unsigned long long>(list[i].count));
+    }
+    text("}");
+  }
+  const char* data() const noexcept { return buffer_; }
+  size_t size() const noexcept { return size_; }
+
+ private:
+  char buffer_[16 * 1024];
+  size_t size_ = 0;
+};
+
+void own_exe(char* out, size_t n) noexcept {
+  const auto got = os::readlink("/proc/self/exe", out, n - 1);
+  out[got ? *got : 0] = '\0';
+}
+
+unsigned long long ull(uint64_t v) noexcept { return v; }
+
+void format(const Totals& t, Line* line) noexcept {
+  char exe[1024];
+  own_exe(exe, sizeof(exe));
+  line->text("{\"pid\":%d,\"exe\":", os::getpid());
+  line->json_string(exe);
+  line->text(",\"streams\":%llu,\"lifted\":{\"shm\":%llu,\"rdma\":%llu},\"set_down\":%llu,", ull(t.streams),
+             ull(t.lifted[1]), ull(t.lifted[2]), ull(t.set_down));
+  line->text("\"bytes_sent\":{\"tcp\":%llu,\"shm\":%llu,\"rdma\":%llu},", ull(t.sent[0]), ull(t.sent[1]),
+             ull(t.sent[2]));
+  line->text("\"bytes_received\":{\"tcp\":%llu,\"shm\":%llu,\"rdma\":%llu},\"zero_copy_bytes\":0,",
+             ull(t.received[0]), ull(t.received[1]), ull(t.received[2]));
+  line->reasons("not_lifted", t.not_lifted);
+  line->text(",");
+  line->reasons("refused", t.refused);
+  line->text("}\n");
+}
+
+bool g_totals_empty() noexcept {
+  MutexLock lock(g_mutex);
+  return g_totals.streams == 0 && live_streams() == 0;
+}
+
+}  // namespace
+
+void add_to_totals(Stream& s) noexcept {
+  MutexLock lock(g_mutex);
+  add_stream(s, &g_totals);
+}
+
+void count_refusal(Reason reason) noexcept {
+  MutexLock lock(g_mutex);
+  bump(g_totals.refused, reason);
+}
+
+void write_summary() noexcept {
+  const char* path = config().summary_file;
+  if (path == nullptr || g_written.exchange(true, std::memory_order_acq_rel)) return;
+  static Totals all;  // large, and written by one thread once
+  {
+    MutexLock lock(g_mutex);
+    all = g_totals;
+  }
+  for_each_stream([](Stream& s, void* t) { add_stream(s, static_cast<Totals*>(t)); }, &all);
+  static Line line;
+  format(all, &line);
+  const auto fd = os::open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
+  if (!fd) return;
+  (void)os::write(*fd, line.data(), line.size());  // one write: lines of processes do not mix
+  (void)os::close(*fd);
+}
+
+void write_summary_for_exec() noexcept {
+  if (g_totals_empty()) return;  // a process that never had a stream leaves its line to the new program
+  write_summary();
+}
+
+void counters_after_fork_child() noexcept {
+  g_mutex.reset_after_fork();
+  MutexLock lock(g_mutex);
+  g_totals = Totals{};
+  g_written.store(false, std::memory_order_relaxed);
+}
+
+}  // namespace rsock::stream

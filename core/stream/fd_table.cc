@@ -1,0 +1,30 @@
+#include "core/stream/fd_table.h"
+
+#include "core/stream/socket_ops.h"
+
+namespace rsock::stream {
+
+void (*g_epoll_close)(void*, int) noexcept = nullptr;
+void (*g_epoll_dup)(void*, int) noexcept = nullptr;
+void (*g_epoll_fork_child)() noexcept = nullptr;
+
+constinit std::atomic<uintptr_t> FdTable::slots_[FdTable::kSize] = {};
+constinit std::atomic<int> FdTable::highest_{-1};
+
+uintptr_t FdTable::set(int fd, FdKind kind, const void* object) noexcept {
+  if (static_cast<unsigned>(fd) >= static_cast<unsigned>(kSize)) return 0;
+  const uintptr_t w = kind == FdKind::kUnknown
+                          ? 0
+                          : (reinterpret_cast<uintptr_t>(object) | static_cast<uintptr_t>(kind));
+  if (w != 0) {
+    int seen = highest_.load(std::memory_order_relaxed);
+    // Relaxed: a loop over live entries that misses a number set at the same moment is as if it had run
+    // a moment earlier.
+    while (seen < fd && !highest_.compare_exchange_weak(seen, fd, std::memory_order_relaxed)) {
+    }
+  }
+  // release pairs with the acquire in word().
+  return slots_[fd].exchange(w, std::memory_order_acq_rel);
+}
+
+}  // namespace rsock::stream

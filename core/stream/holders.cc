@@ -1,0 +1,83 @@
+#include "core/stream/holders.h"
+
+#include <new>
+
+#include "core/os/os.h"
+
+namespace rsock::stream {
+namespace {
+
+/// One mapping per fork that had live streams; unmapped in each process when its last stream of it goes.
+struct Block {
+  std::atomic<uint32_t>* cells;
+  size_t bytes;
+  std::atomic<uint32_t> live;  // streams of THIS process that point into it
+};
+
+struct Filling {
+  Block* block;
+  size_t next;
+};
+
+void count_unheld(Stream& s, void* arg) noexcept {
+  if (s.holders == nullptr) ++*static_cast<size_t*>(arg);
+}
+
+void add_one(Stream& s, void* arg) noexcept {
+  auto* filling = static_cast<Filling*>(arg);
+  if (s.holders != nullptr) {
+    s.holders->fetch_add(1, std::memory_order_acq_rel);
+    return;
+  }
+  if (filling->block == nullptr ||
+      filling->next * sizeof(std::atomic<uint32_t>) >= filling->block->bytes) {
+    s.pinned.store(true, std::memory_order_relaxed);
+    s.not_lifted.store("shared with a forked process", std::memory_order_relaxed);
+    return;
+  }
+  s.holders = &filling->block->cells[filling->next++];
+  s.holders_block = filling->block;
+  filling->block->live.fetch_add(1, std::memory_order_relaxed);
+  s.holders->store(2, std::memory_order_release);
+}
+
+void remove_one(Stream& s, void*) noexcept {
+  if (s.holders != nullptr) s.holders->fetch_sub(1, std::memory_order_acq_rel);
+}
+
+}  // namespace
+
+void add_holder_to_all() noexcept {
+  size_t fresh = 0;
+  for_each_stream(count_unheld, &fresh);
+  Filling filling{nullptr, 0};
+  if (fresh != 0) {
+    const size_t bytes = (fresh * sizeof(std::atomic<uint32_t>) + 4095) & ~size_t{4095};
+    if (const auto memory = os::map_anonymous_shared(bytes)) {
+      filling.block = new (std::nothrow) Block{static_cast<std::atomic<uint32_t>*>(*memory), bytes, {}};
+      if (filling.block == nullptr) os::unmap(*memory, bytes);
+    }
+  }
+  for_each_stream(add_one, &filling);
+}
+
+void remove_holder_from_all() noexcept { for_each_stream(remove_one, nullptr); }
+
+void drop_holder(Stream& s) noexcept {
+  if (s.holders == nullptr) return;
+  // release pairs with sole_holder() in the other process: our last use of the stream is over.
+  s.holders->fetch_sub(1, std::memory_order_acq_rel);
+  auto* block = static_cast<Block*>(s.holders_block);
+  s.holders = nullptr;
+  s.holders_block = nullptr;
+  if (block->live.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+    os::unmap(block->cells, block->bytes);
+    delete block;
+  }
+}
+
+bool sole_holder(const Stream& s) noexcept {
+  return s.holders == nullptr || s.holders->load(std::memory_order_acquire) <= 1;
+}
+
+}  // namespace rsock::stream

@@ -1,0 +1,45 @@
+// The keeper: the one helper thread of a process, which finds peers and tends lifted streams.
+//
+// Purpose: everything that must not make the program wait. It runs rendezvous (rendezvous.h), watches the
+// TCP sockets and doorbells of lifted streams for their end, answers kicks of peers, goes on with replays
+// whose program does nothing, and keeps RSOCK_STRICT's clock.
+// Life: started at the first stream that proves worth lifting, absent in every other process; blocks every
+// signal; named "rsock-keeper"; dies with fork in the child and is started again there when needed.
+// Thread safety: the static functions may be called from any thread. Those with _locked or a comment need
+// the stream's locks as stated. None of them blocks.
+// The keeper never waits for the peer's program, only for the peer's keeper, and never without a timer:
+// that is the deadlock argument of PROTOCOL.md.
+#pragma once
+
+#include "core/stream/stream.h"
+
+namespace rsock::stream {
+
+class Keeper {
+ public:
+  /// s has proved worth lifting. Starts the thread if need be.
+  static void ask_for_lift(Stream& s) noexcept;
+  /// Tells the peer's keeper to look at the control words. A hint: may be lost, then a timer looks.
+  static void kick_peer(Stream& s) noexcept;
+
+  /// Registers the channel's doorbell and the TCP socket. tx and rx locks held.
+  static void watch_locked(Stream& s) noexcept;
+  /// Forgets the TCP socket; the doorbell goes with the channel. tx and rx locks held.
+  static void unwatch_locked(Stream& s) noexcept;
+  /// The stream's number for the keeper becomes fd. tx and rx locks held.
+  static void move_watch_locked(Stream& s, int fd) noexcept;
+  /// Wakes when the TCP socket has room again: a replay waits. tx lock held.
+  static void watch_for_room(Stream& s) noexcept;
+
+  /// The program closed fd, but a replay is owed: the keeper takes the stream over with a descriptor of its
+  /// own. False: no descriptor to be had. tx and rx locks held.
+  static bool adopt_locked(Stream& s, int fd) noexcept;
+  /// The channel of s is gone; the stream may be lifted again when it is worth it.
+  static void detached(Stream& s) noexcept;
+  /// Waits until adopted streams have sent what they owe, at most so long.
+  static void finish_adopted(int64_t limit_ns) noexcept;
+
+  static void after_fork_child() noexcept;
+};
+
+}  // namespace rsock::stream

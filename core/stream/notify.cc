@@ -1,0 +1,31 @@
+#include "core/stream/stream.h"
+
+namespace rsock::stream {
+
+void wake_waiters(Stream& s) noexcept {
+  std::shared_ptr<Channel> channel;
+  {
+    // The rx lock alone keeps the channel from changing; held for a pointer copy.
+    MutexLock lock(s.rx.mutex);
+    channel = s.channel;
+  }
+  if (channel) channel->wake_local();
+  MutexLock lock(s.watch_mutex);
+  for (Watcher& w : s.watchers) w.on_maybe_ready(s);
+}
+
+void path_changed(Stream& s) noexcept {
+  MutexLock lock(s.watch_mutex);
+  for (Watcher& w : s.watchers) w.on_path_changed(s);
+}
+
+void unlink_watchers(Stream& s) noexcept {
+  MutexLock lock(s.watch_mutex);
+  while (!s.watchers.empty()) {
+    Watcher& w = s.watchers.front();
+    s.watchers.pop_front();
+    w.on_closed(s);
+  }
+}
+
+}  // namespace rsock::stream

@@ -1,0 +1,158 @@
+// A TCP connection that can be lifted onto a channel and set down again, at any byte.
+//
+// Purpose: the state of one connection of the program. Descriptors (dup) share one Stream. On plain TCP the
+// two gates count calls into the kernel and the offsets count bytes; with a channel attached each direction
+// is either still in the kernel's hands or managed under its lock. PROTOCOL.md is the rule book; the states
+// here are its states.
+//
+// Ownership: Streams live in a slab that is never unmapped (slab.h), so a stale pointer is readable and its
+// locks can be taken; `generation` tells a recycled one. A Stream is freed when its last descriptor is gone
+// and nothing is owed to the peer.
+//
+// Thread safety: tx members under tx.mutex, rx members under rx.mutex, atomics anywhere. Lock order:
+// watch_mutex, epoll instance, tx.mutex, rx.mutex. `channel` changes with both tx and rx held; holding one
+// of them, or a copy of the shared_ptr taken under one, keeps it alive.
+//
+// Invariants:
+//  1. tx.state == kKernel  <=>  tx.gate not managed, outside the lock; likewise rx.
+//  2. tx.offset and rx.offset count the program's bytes of that direction since the connection began,
+//     whatever path they took.
+//  3. tx.state == kRing or kReplay implies a channel; rx.state != kKernel implies a channel.
+//  4. Nothing is written to the TCP stream between tx_set_start() and the turn of that direction.
+#pragma once
+
+#include <atomic>
+#include <boost/intrusive/list.hpp>
+#include <cstdint>
+#include <memory>
+
+#include "core/base/mutex.h"
+#include "core/stream/gate.h"
+#include "core/stream/watcher.h"
+#include "core/transport/transport.h"
+#include "core/wire/rendezvous.h"
+
+namespace rsock::stream {
+
+using transport::Channel;
+using transport::PathKind;
+using transport::Turn;
+using transport::TurnKind;
+
+inline constexpr int kPaths = 4;
+
+enum class TxState : uint8_t {
+  kKernel,  // the kernel's: raw TCP
+  kRing,    // managed: bytes go to the channel
+  kReplay,  // managed: the peer froze us; the channel's unread bytes go to TCP first
+};
+
+enum class RxState : uint8_t {
+  kKernel,  // the kernel's: raw TCP
+  kTcp,     // managed: TCP up to the peer's start offset, which may not be known yet
+  kRing,    // managed: the channel
+};
+
+struct TxSide {
+  Gate gate;
+  Mutex mutex;
+  std::atomic<uint64_t> offset{0};
+  TxState state = TxState::kKernel;  // written under mutex
+  bool ring_done = false;            // the attached channel owes nothing more in this direction
+  bool shut = false;                 // the program sent FIN (shutdown or close)
+  bool fin_owed = false;             // FIN waits for the end of a replay
+  uint64_t replay_next = 0;          // kReplay: channel offset of the next byte to put on TCP
+};
+
+struct RxSide {
+  Gate gate;
+  Mutex mutex;
+  std::atomic<uint64_t> offset{0};
+  RxState state = RxState::kKernel;        // written under mutex
+  bool ring_done = false;                  // nothing more to come from the attached channel
+  bool shut = false;                       // SHUT_RD
+  std::atomic<bool> want_ready{false};     // a channel waits for the readers to be out of the kernel
+  std::atomic<bool> await_replay{false};   // frozen: bytes are owed to us on TCP
+};
+
+/// Why a stream is not lifted: literals, so that pointers can be kept and compared.
+using Reason = const char*;
+
+class Stream : public boost::intrusive::list_base_hook<
+                   boost::intrusive::link_mode<boost::intrusive::normal_link>> {
+ public:
+  TxSide tx;
+  RxSide rx;
+
+  // --- identity and life ---
+  std::atomic<uint32_t> generation{0};  // odd while in use
+  std::atomic<int> fd{-1};              // one live number of the program (or ours, when a replay is owed)
+  std::atomic<int> fd_refs{0};
+  std::atomic<bool> closed{false};      // no descriptor of the program is left
+  std::atomic<bool> adopted{false};     // closed, and the keeper finishes what is owed on a descriptor of its own
+  std::atomic<uint32_t>* holders = nullptr;  // processes that hold it, in memory they share; null: only us
+  void* holders_block = nullptr;
+
+  // --- what the program set ---
+  std::atomic<bool> nonblocking{false};
+  std::atomic<int64_t> rcv_timeout_ns{0};  // 0: none
+  std::atomic<int64_t> snd_timeout_ns{0};
+
+  // --- lifting ---
+  std::shared_ptr<Channel> channel;              // see "Thread safety"
+  std::atomic<bool> has_channel{false};          // cheap mirror for checks without a lock
+  std::atomic<int> doorbell_fd{-1};              // channel's wait_fd(), while it is attached
+  std::atomic<bool> tx_nospace{false};           // a sender was told to wait: room is news (SOCK_NOSPACE)
+  std::atomic<bool> tx_wanted{false};            // the peer is ready: switch at the next chance
+  std::atomic<uint32_t> calls{0};                // intercepted data calls on TCP, until it is asked for
+  std::atomic<bool> lift_asked{false};
+  std::atomic<bool> pinned{false};               // TCP for good
+  std::atomic<Reason> not_lifted{nullptr};       // the last reason
+  std::atomic<bool> strict_failed{false};        // RSOCK_STRICT: next call fails
+  uint64_t strict_deadline_ns = 0;               // keeper only
+  uint32_t attempts = 0;                         // keeper only
+  uint64_t channel_nonce = 0;                    // keeper only; 0: none
+  wire::SocketName peer_kick;                    // where the peer's keeper listens
+  uint32_t ever_lifted = 0;                      // bits of 1 << PathKind
+  uint32_t set_downs = 0;
+
+  // --- events ---
+  std::atomic<bool> tcp_event{false};  // the kernel's stream has something to say: FIN, RST, bytes
+  std::atomic<bool> peer_gone{false};  // the peer let go of the channel
+  std::atomic<int> error{0};           // an error we owe the program, reported once
+  Mutex watch_mutex;
+  boost::intrusive::list<Watcher, boost::intrusive::constant_time_size<false>> watchers;
+
+  // --- counters: bytes by PathKind, relaxed ---
+  std::atomic<uint64_t> sent[kPaths] = {};
+  std::atomic<uint64_t> received[kPaths] = {};
+
+  /// How long the next wait may spin, in ticks; shrinks when spins miss (spin.h).
+  std::atomic<uint32_t> spin_ticks{0};
+  bool connected_here = false;  // we called connect(): tcpi_bytes_acked counts our SYN
+
+  bool owned_by(uint32_t gen) const noexcept {
+    return generation.load(std::memory_order_acquire) == gen;
+  }
+};
+
+// --- slab.cc ---
+/// A fresh stream for a connected TCP socket, or null (no memory: the socket stays plain TCP).
+Stream* acquire_stream(int fd, bool nonblocking) noexcept;
+/// Counters go to the process totals; the object may be recycled.
+void release_stream(Stream& s) noexcept;
+/// Streams that exist now.
+int live_streams() noexcept;
+void slab_after_fork_child() noexcept;
+/// Calls fn for every stream in use. The slab's lock is held: fn must not acquire or release.
+void for_each_stream(void (*fn)(Stream&, void*), void* arg) noexcept;
+
+// --- notify.cc ---
+/// Wakes everybody in this process that waits on s in any way. No stream lock needed or taken.
+void wake_waiters(Stream& s) noexcept;
+/// Tells the watchers that the channel came or went. No tx or rx lock held.
+void path_changed(Stream& s) noexcept;
+/// Unlinks every watcher and tells it that the stream is closed.
+void unlink_watchers(Stream& s) noexcept;
+
+}  // namespace rsock::stream

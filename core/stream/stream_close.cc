@@ -1,0 +1,184 @@
+// The end of a stream: shutdown and close. Orderly close gives the peer every byte, then EOF (D10).
+
+#include <fcntl.h>
+#include <poll.h>
+
+#include "core/base/log.h"
+#include "core/os/os.h"
+#include "core/os/owned_fd.h"
+#include "core/stream/keeper.h"
+#include "core/stream/moves.h"
+#include "core/stream/socket_ops.h"
+
+namespace rsock::stream {
+namespace {
+
+/// The peer may have let go of the channel without our having noticed yet; then nobody drains the ring.
+bool peer_hung_up(const Channel& channel) noexcept {
+  pollfd p{channel.wait_fd(), 0, 0};
+  timespec now{0, 0};
+  const auto r = os::ppoll(&p, 1, &now, nullptr, 0);
+  return r && *r > 0 && (p.revents & POLLHUP) != 0;
+}
+
+/// Our direction is over: nothing follows what was sent. FIN may have to wait behind a replay.
+void end_tx_locked(Stream& s) noexcept RSOCK_REQUIRES(s.tx.mutex) {
+  s.tx.shut = true;
+  if (!s.channel || s.tx.ring_done) return;
+  s.tx_wanted.store(false, std::memory_order_relaxed);
+  if (s.tx.state == TxState::kKernel) {
+    (void)s.channel->tx_end();
+    s.tx.ring_done = true;
+    s.channel->tx_set_replayed();
+  } else {
+    if (s.tx.state == TxState::kRing) {
+      const Turn turn = s.peer_gone.load(std::memory_order_acquire) ? s.channel->tx_recall()
+                                                                    : s.channel->tx_end();
+      const uint64_t unread = s.channel->tx_unread();
+      if (turn.kind == TurnKind::kFrozen) {
+        begin_replay_locked(s, turn.at);
+      } else if (unread != 0 && peer_hung_up(*s.channel)) {
+        begin_replay_locked(s, s.channel->tx_tail() - unread);
+      } else {
+        s.channel->tx_set_replayed();
+        finish_tx_locked(s);
+      }
+    }
+    if (s.tx.state == TxState::kReplay) (void)flush_replay_locked(s);
+  }
+  s.channel->wake_peer();
+  Keeper::kick_peer(s);
+}
+
+/// Bytes came that the program has not read, and the kernel does not know of them.
+bool unread_in_channel_locked(Stream& s) noexcept RSOCK_REQUIRES(s.rx.mutex) {
+  if (!s.channel) return false;
+  const auto start = s.channel->rx_start();
+  return start && s.rx.offset.load(std::memory_order_relaxed) < *start + s.channel->rx_published() &&
+         !s.channel->rx_replayed();
+}
+
+/// close() with unread bytes, or SO_LINGER 0, resets the connection: RFC 1122 4.2.2.13, tcp_close().
+void make_close_reset(int fd) noexcept {
+  const linger now{1, 0};
+  (void)os::setsockopt(fd, SOL_SOCKET, SO_LINGER, &now, sizeof(now));
+}
+
+bool lingers_zero(int fd) noexcept {
+  linger now{};
+  socklen_t len = sizeof(now);
+  return os::getsockopt(fd, SOL_SOCKET, SO_LINGER, &now, &len) && now.l_onoff != 0 && now.l_linger == 0;
+}
+
+/// The last descriptor goes. True: the stream is finished; false: the keeper carries on with it.
+bool close_last(Stream& s, int fd) noexcept {
+  MutexLock tx(s.tx.mutex);
+  MutexLock rx(s.rx.mutex);
+  s.closed.store(true, std::memory_order_release);
+  if (!s.channel) return true;
+  const bool reset = unread_in_channel_locked(s);
+  if (reset) make_close_reset(fd);
+  if (reset || lingers_zero(fd)) {
+    // RST tells the peer; what it has in its ring it may still read, as from its kernel's queue.
+    if (s.tx.state != TxState::kKernel) finish_tx_locked(s);
+  } else {
+    end_tx_locked(s);
+    if (s.tx.state == TxState::kReplay) {
+      if (Keeper::adopt_locked(s, fd)) return false;
+      RSOCK_LOG(kError, "fd %d: no descriptor left to finish sending: connection reset", fd);
+      make_close_reset(fd);
+      finish_tx_locked(s);
+    }
+  }
+  if (s.rx.state != RxState::kKernel) finish_rx_locked(s);
+  s.rx.want_ready.store(false, std::memory_order_relaxed);
+  Keeper::unwatch_locked(s);
+  s.channel->wake_local();  // threads that still wait meet `closed`
+  s.channel = nullptr;
+  s.has_channel.store(false, std::memory_order_release);
+    s.doorbell_fd.store(-1, std::memory_order_release);
+  return true;
+}
+
+/// Another name of the same stream, when the one that the keeper uses goes.
+void choose_other_fd(Stream& s, int gone) noexcept {
+  MutexLock tx(s.tx.mutex);
+  MutexLock rx(s.rx.mutex);
+  if (s.fd.load(std::memory_order_relaxed) != gone) return;
+  for (int fd = 0; fd <= FdTable::highest(); ++fd) {
+    if (fd != gone && FdTable::stream(fd) == &s) {
+      Keeper::move_watch_locked(s, fd);
+      return;
+    }
+  }
+}
+
+}  // namespace
+
+long shutdown(Stream& s, int fd, int how, KernelCall kernel) {
+  bool fin_owed = false;
+  if (how == SHUT_WR || how == SHUT_RDWR) {
+    MutexLock lock(s.tx.mutex);
+    end_tx_locked(s);
+    if (s.tx.state == TxState::kReplay) fin_owed = s.tx.fin_owed = true;
+  }
+  if (how == SHUT_RD || how == SHUT_RDWR) {
+    MutexLock lock(s.rx.mutex);
+    s.rx.shut = true;
+  }
+  long result = 0;
+  if (!fin_owed) {
+    result = kernel();
+  } else if (how == SHUT_RDWR) {
+    (void)os::shutdown(fd, SHUT_RD);
+  }
+  maybe_detach(s);
+  wake_waiters(s);
+  return result;
+}
+
+bool before_close(int fd) noexcept {
+  const uintptr_t word = FdTable::word(fd);
+  switch (FdTable::kind_of(word)) {
+    case FdKind::kUnknown:
+      return true;
+    case FdKind::kInternal:
+      return false;
+    case FdKind::kTcpSocket:
+      FdTable::clear(fd);
+      return true;
+    case FdKind::kEpoll:
+      if (g_epoll_close != nullptr) g_epoll_close(FdTable::object(fd, FdKind::kEpoll), fd);
+      FdTable::clear(fd);
+      return true;
+    case FdKind::kStream:
+      break;
+  }
+  Stream* s = FdTable::stream(fd);
+  if (s == nullptr) return true;
+  // Cleared before the real close: the number can be reused by another thread in the same instant. Whoever
+  // gets the stream out of the slot closes it; a second close of the same number finds nothing.
+  if (FdTable::kind_of(FdTable::clear(fd)) != FdKind::kStream) return true;
+  if (s->fd_refs.fetch_sub(1, std::memory_order_acq_rel) > 1) {
+    choose_other_fd(*s, fd);
+    return true;
+  }
+  const bool finished = close_last(*s, fd);
+  unlink_watchers(*s);
+  if (finished) release_stream(*s);
+  return true;
+}
+
+void for_each_program_range(unsigned first, unsigned last, void (*range)(unsigned, unsigned, void*),
+                            void* arg) noexcept {
+  const unsigned highest = static_cast<unsigned>(FdTable::highest() + 1);
+  unsigned begin = first;
+  for (unsigned fd = first; fd <= last && fd < highest; ++fd) {
+    if (FdTable::kind(static_cast<int>(fd)) != FdKind::kInternal) continue;
+    if (fd > begin) range(begin, fd - 1, arg);
+    begin = fd + 1;
+  }
+  if (begin <= last && begin >= first) range(begin, last, arg);
+}
+
+}  // namespace rsock::stream

@@ -1,0 +1,251 @@
+// Setting down: from the ring back to TCP at an exact byte. PROTOCOL.md, "Moving a direction".
+
+#include <poll.h>
+#include <sys/ioctl.h>
+
+#include "core/base/log.h"
+#include "core/os/os.h"
+#include "core/stream/counters.h"
+#include "core/stream/deadline.h"
+#include "core/stream/keeper.h"
+#include "core/stream/moves.h"
+#include "core/stream/socket_ops.h"
+
+namespace rsock::stream {
+namespace {
+
+/// A third party (fork, exec, another process) waits at most so long for the peer's library to put the
+/// bytes it owes us into TCP. It answers in well under a millisecond unless it is stopped.
+constexpr int64_t kHandOverNs = 1'000'000'000;
+
+}  // namespace
+
+void finish_tx_locked(Stream& s) noexcept {
+  s.tx.state = TxState::kKernel;
+  s.tx.ring_done = true;
+  s.tx.gate.give_back();
+}
+
+void finish_rx_locked(Stream& s) noexcept {
+  s.rx.state = RxState::kKernel;
+  s.rx.ring_done = true;
+  s.rx.gate.give_back();
+}
+
+void begin_replay_locked(Stream& s, uint64_t x) noexcept {
+  const uint64_t tail = s.channel->tx_tail();
+  if (x > tail || tail - x > s.channel->capacity()) {  // a lie: there is nothing true to continue from
+    s.error.store(ECONNRESET, std::memory_order_release);
+    s.tx.replay_next = tail;
+  } else {
+    s.tx.replay_next = x;
+  }
+  s.tx.state = TxState::kReplay;
+}
+
+bool flush_replay_locked(Stream& s) noexcept {
+  const int fd = s.fd.load(std::memory_order_relaxed);
+  const uint64_t tail = s.channel->tx_tail();
+  char buffer[16 * 1024];
+  while (s.tx.replay_next < tail) {
+    size_t n = tail - s.tx.replay_next;
+    if (n > sizeof(buffer)) n = sizeof(buffer);
+    n = s.channel->tx_copy_unread(s.tx.replay_next, buffer, n);
+    const auto sent = os::send(fd, buffer, n, MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (!sent) {
+      if (sent.error() == EAGAIN || sent.error() == EINTR || sent.error() == ENOBUFS) {
+        Keeper::watch_for_room(s);
+        return false;
+      }
+      // The connection is gone and the bytes with it, as they would be from a kernel buffer. The program
+      // hears of it once, as it would have.
+      if (!(sent.error() == EPIPE)) s.error.store(value(sent.error()), std::memory_order_release);
+      break;
+    }
+    s.tx.replay_next += *sent;
+    s.sent[0].fetch_add(*sent, std::memory_order_relaxed);
+    s.sent[static_cast<int>(s.channel->kind())].fetch_sub(*sent, std::memory_order_relaxed);
+  }
+  s.channel->tx_set_replayed();
+  s.channel->wake_peer();
+  if (s.tx.fin_owed) {
+    s.tx.fin_owed = false;
+    (void)os::shutdown(fd, SHUT_WR);
+  }
+  finish_tx_locked(s);
+  Keeper::kick_peer(s);
+  return true;
+}
+
+bool obey_tx_turn_locked(Stream& s) noexcept {
+  if (s.tx.state != TxState::kRing) return false;
+  Turn turn = s.channel->tx_turn();
+  if (turn.kind == TurnKind::kOpen && s.peer_gone.load(std::memory_order_acquire)) {
+    turn = s.channel->tx_recall();  // nobody reads the ring any more
+  }
+  if (turn.kind != TurnKind::kFrozen) return false;
+  begin_replay_locked(s, turn.at);
+  (void)flush_replay_locked(s);
+  return true;
+}
+
+void set_down(Stream& s, Reason reason) noexcept {
+  {
+    MutexLock lock(s.tx.mutex);
+    if (!s.channel) return;
+    s.tx_wanted.store(false, std::memory_order_relaxed);
+    if (!s.tx.ring_done) {
+      const Turn turn = s.channel->tx_recall();
+      if (s.tx.state == TxState::kRing && turn.kind == TurnKind::kFrozen) {
+        begin_replay_locked(s, turn.at);
+        (void)flush_replay_locked(s);
+      } else if (s.tx.state == TxState::kKernel) {
+        s.tx.ring_done = true;  // never switched, and now never will
+        s.channel->tx_set_replayed();
+      }
+    }
+  }
+  {
+    MutexLock lock(s.rx.mutex);
+    if (!s.channel) return;
+    ++s.set_downs;
+    s.rx.want_ready.store(false, std::memory_order_relaxed);
+    if (!s.rx.ring_done) {
+      const Turn turn = s.channel->rx_freeze();
+      if (turn.kind == TurnKind::kFrozen) {
+        s.rx.await_replay.store(true, std::memory_order_release);
+        if (s.rx.state == RxState::kKernel) {
+          s.rx.ring_done = true;
+        } else {
+          finish_rx_locked(s);
+        }
+      }
+      // Ended by the peer: what it published is drained by our readers, then FIN follows on TCP.
+    }
+    s.channel->wake_peer();
+  }
+  s.not_lifted.store(reason, std::memory_order_relaxed);
+  RSOCK_LOG(kInfo, "fd %d: set down to TCP: %s", s.fd.load(std::memory_order_relaxed), reason);
+  Keeper::kick_peer(s);
+  maybe_detach(s);
+  wake_waiters(s);
+}
+
+bool set_down_and_wait(Stream& s, Reason reason) noexcept {
+  if (!s.has_channel.load(std::memory_order_acquire)) return true;
+  set_down(s, reason);
+  const Deadline deadline = Deadline::after_ns(kHandOverNs);
+  for (;;) {
+    attend(s);
+    if (!s.has_channel.load(std::memory_order_acquire)) return true;
+    if (deadline.passed()) {
+      RSOCK_LOG(kWarn, "fd %d: %s: the peer has not taken back its bytes in time",
+                s.fd.load(std::memory_order_relaxed), reason);
+      return false;
+    }
+    // Either room for our replay, or the peer's kick; both are rare enough for a short nap.
+    pollfd room{s.fd.load(std::memory_order_relaxed), POLLOUT, 0};
+    bool replaying = false;
+    {
+      MutexLock lock(s.tx.mutex);
+      replaying = s.tx.state == TxState::kReplay;
+    }
+    timespec nap{0, 200'000};
+    (void)os::ppoll(&room, replaying ? 1 : 0, &nap, nullptr, 0);
+  }
+}
+
+void maybe_detach(Stream& s) noexcept {
+  if (!s.has_channel.load(std::memory_order_acquire)) return;
+  std::shared_ptr<Channel> channel;
+  bool closed = false;
+  {
+    MutexLock tx(s.tx.mutex);
+    MutexLock rx(s.rx.mutex);
+    if (!s.channel || !s.tx.ring_done || !s.rx.ring_done) return;
+    if (s.rx.await_replay.load(std::memory_order_relaxed)) {
+      if (!s.channel->rx_replayed()) return;
+      s.rx.await_replay.store(false, std::memory_order_relaxed);
+    }
+    channel = std::move(s.channel);
+    s.channel = nullptr;
+    s.has_channel.store(false, std::memory_order_release);
+    s.doorbell_fd.store(-1, std::memory_order_release);
+    s.tx_wanted.store(false, std::memory_order_relaxed);
+    Keeper::unwatch_locked(s);
+    closed = s.closed.load(std::memory_order_relaxed);
+  }
+  path_changed(s);
+  channel->wake_local();
+  if (!closed) Keeper::detached(s);
+}
+
+void attend(Stream& s) noexcept {
+  if (!s.has_channel.load(std::memory_order_acquire)) return;
+  try_ready(s);
+  {
+    MutexLock lock(s.tx.mutex);
+    if (!s.channel) return;
+    if (s.tx.state == TxState::kKernel && !s.tx.ring_done) {
+      if (s.channel->tx_turn().kind != TurnKind::kOpen || s.peer_gone.load(std::memory_order_acquire)) {
+        s.tx.ring_done = true;
+        s.channel->tx_set_replayed();
+        s.tx_wanted.store(false, std::memory_order_relaxed);
+        Keeper::kick_peer(s);
+      } else if (s.channel->tx_peer_ready()) {
+        s.tx_wanted.store(true, std::memory_order_release);
+      }
+    }
+    (void)obey_tx_turn_locked(s);
+    if (s.tx.state == TxState::kReplay) (void)flush_replay_locked(s);
+  }
+  if (s.tx_wanted.load(std::memory_order_acquire)) try_switch_tx(s);
+  {
+    MutexLock lock(s.rx.mutex);
+    if (!s.channel) return;
+    // A turn of the peer's direction before or after the switch; one look sorts it out without taking bytes.
+    if (s.rx.state == RxState::kKernel && !s.rx.ring_done) {
+      if (s.channel->rx_turn().kind != TurnKind::kOpen || s.peer_gone.load(std::memory_order_acquire)) {
+        s.rx.want_ready.store(false, std::memory_order_relaxed);
+        s.rx.ring_done = true;
+      }
+    } else if (s.rx.state != RxState::kKernel) {
+      const bool turned = s.channel->rx_turn().kind == TurnKind::kFrozen;
+      const bool gone = s.peer_gone.load(std::memory_order_acquire);
+      if (turned || (gone && !s.channel->rx_start())) {
+        if (turned) s.rx.await_replay.store(true, std::memory_order_release);
+        finish_rx_locked(s);
+      }
+    }
+  }
+  maybe_detach(s);
+  wake_waiters(s);
+}
+
+void fail_stream(Stream& s, Reason reason) noexcept {
+  count_refusal(reason);
+  RSOCK_LOG(kError, "fd %d: %s: connection reset", s.fd.load(std::memory_order_relaxed), reason);
+  const int fd = s.fd.load(std::memory_order_relaxed);
+  s.error.store(ECONNRESET, std::memory_order_release);
+  s.pinned.store(true, std::memory_order_relaxed);
+  {
+    MutexLock tx(s.tx.mutex);
+    if (s.tx.state != TxState::kKernel) finish_tx_locked(s);
+    s.tx.ring_done = true;
+  }
+  {
+    MutexLock rx(s.rx.mutex);
+    if (s.rx.state != RxState::kKernel) finish_rx_locked(s);
+    s.rx.ring_done = true;
+    s.rx.await_replay.store(false, std::memory_order_relaxed);
+  }
+  // The bytes that remain on TCP continue nothing: nobody may read them as if they did. Connecting to
+  // AF_UNSPEC aborts: RST to the peer, queues purged (net/ipv4/tcp.c, tcp_disconnect).
+  sockaddr none{};
+  none.sa_family = AF_UNSPEC;
+  (void)os::connect(fd, &none, sizeof(none));
+  maybe_detach(s);
+  wake_waiters(s);
+}
+
+}  // namespace rsock::stream

@@ -1,0 +1,186 @@
+// Lifting: from the first worthy byte to the switch. PROTOCOL.md, "Lifting".
+
+#include <fcntl.h>
+#include <linux/sockios.h>
+#include <netinet/in.h>
+#include <linux/tcp.h>
+#include <sys/ioctl.h>
+
+#include "core/base/config.h"
+#include "core/base/log.h"
+#include "core/os/os.h"
+#include "core/stream/holders.h"
+#include "core/stream/keeper.h"
+#include "core/stream/moves.h"
+
+namespace rsock::stream {
+namespace {
+
+bool tcp_info(int fd, tcp_info* info) noexcept {
+  socklen_t len = sizeof(*info);
+  return os::getsockopt(fd, IPPROTO_TCP, TCP_INFO, info, &len).has_value();
+}
+
+/// Does the kernel agree with our count of received bytes? If not, somebody reads this connection without
+/// our seeing it (stdio inside libc, io_uring, another process), and it must stay on TCP.
+/// tcpi_bytes_received counts a received FIN (net/ipv4/tcp_input.c, tcp_fin).
+bool kernel_agrees_on_received(int fd, uint64_t offset) noexcept {
+  for (int i = 0; i < 8; ++i) {
+    struct tcp_info info {};
+    const auto before = os::ioctl_int(fd, SIOCINQ);
+    if (!before || !tcp_info(fd, &info)) return true;  // an old kernel: no second opinion
+    const auto after = os::ioctl_int(fd, SIOCINQ);
+    if (!after || *before != *after) continue;  // bytes arrived in between: ask again
+    const uint64_t taken = info.tcpi_bytes_received - static_cast<uint64_t>(*after);
+    if (taken == offset || taken == offset + 1) return true;
+  }
+  return false;
+}
+
+/// The same for sent bytes; tcpi_bytes_acked counts our SYN if we connected.
+bool kernel_agrees_on_sent(int fd, uint64_t offset) noexcept {
+  for (int i = 0; i < 8; ++i) {
+    struct tcp_info info {};
+    const auto before = os::ioctl_int(fd, SIOCOUTQ);
+    if (!before || !tcp_info(fd, &info)) return true;
+    const auto after = os::ioctl_int(fd, SIOCOUTQ);
+    if (!after || *before != *after) continue;
+    const uint64_t given = info.tcpi_bytes_acked + static_cast<uint64_t>(*after);
+    if (given == offset || given == offset + 1) return true;
+  }
+  return false;
+}
+
+/// Descriptor flags and timeouts as the kernel has them: they may have been set before we looked.
+void read_options(Stream& s, int fd) noexcept {
+  if (const auto flags = os::fcntl(fd, F_GETFL)) {
+    s.nonblocking.store((*flags & O_NONBLOCK) != 0, std::memory_order_relaxed);
+  }
+  timeval tv{};
+  socklen_t len = sizeof(tv);
+  if (os::getsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &tv, &len)) {
+    s.rcv_timeout_ns.store(tv.tv_sec * 1'000'000'000LL + tv.tv_usec * 1000LL,
+                           std::memory_order_relaxed);
+  }
+  len = sizeof(tv);
+  if (os::getsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &tv, &len)) {
+    s.snd_timeout_ns.store(tv.tv_sec * 1'000'000'000LL + tv.tv_usec * 1000LL,
+                           std::memory_order_relaxed);
+  }
+}
+
+}  // namespace
+
+void note_traffic(Stream& s) noexcept {
+  if (s.lift_asked.load(std::memory_order_relaxed)) return;
+  const uint32_t calls = s.calls.fetch_add(1, std::memory_order_relaxed) + 1;
+  const Config& c = config();
+  if (calls < c.lift_calls && s.tx.offset.load(std::memory_order_relaxed) +
+                                      s.rx.offset.load(std::memory_order_relaxed) <
+                                  c.lift_bytes) {
+    return;
+  }
+  if (s.lift_asked.exchange(true, std::memory_order_acq_rel)) return;
+  if (s.pinned.load(std::memory_order_relaxed)) return;
+  Keeper::ask_for_lift(s);
+}
+
+int strict_error(Stream& s) noexcept {
+  return s.strict_failed.load(std::memory_order_relaxed) ? ECONNABORTED : 0;
+}
+
+bool attach(Stream& s, uint32_t generation, std::shared_ptr<Channel> channel) noexcept {
+  {
+    MutexLock tx(s.tx.mutex);
+    MutexLock rx(s.rx.mutex);
+    if (!s.owned_by(generation) || s.closed.load(std::memory_order_relaxed) || s.channel ||
+        s.pinned.load(std::memory_order_relaxed) || !sole_holder(s)) {
+      return false;
+    }
+    const int fd = s.fd.load(std::memory_order_relaxed);
+    read_options(s, fd);
+    s.channel = std::move(channel);
+    s.tx.ring_done = s.rx.ring_done = false;
+    s.tcp_event.store(false, std::memory_order_relaxed);
+    s.peer_gone.store(false, std::memory_order_relaxed);
+    s.rx.await_replay.store(false, std::memory_order_relaxed);
+    s.doorbell_fd.store(s.channel->wait_fd(), std::memory_order_relaxed);
+    s.has_channel.store(true, std::memory_order_release);
+    if (s.tx.shut) {  // FIN is out already: this direction can't move any more
+      (void)s.channel->tx_end();
+      s.tx.ring_done = true;
+    }
+    Keeper::watch_locked(s);
+  }
+  // Pollers and epoll instances watch the doorbell before the first byte can come that way.
+  path_changed(s);
+  s.rx.want_ready.store(true, std::memory_order_release);
+  try_ready(s);
+  return true;
+}
+
+void try_ready(Stream& s) noexcept {
+  bool disagree = false;
+  {
+    MutexLock lock(s.rx.mutex);
+    if (!s.rx.want_ready.load(std::memory_order_relaxed) || !s.channel) return;
+    if (s.channel->rx_turn().kind != TurnKind::kOpen) {
+      s.rx.want_ready.store(false, std::memory_order_relaxed);
+      if (s.rx.state == RxState::kKernel) s.rx.ring_done = true;
+      return;
+    }
+    if (!s.rx.gate.take()) return;  // whoever leaves the kernel last comes here again
+    s.rx.want_ready.store(false, std::memory_order_relaxed);
+    s.rx.state = RxState::kTcp;
+    disagree = !kernel_agrees_on_received(s.fd.load(std::memory_order_relaxed),
+                                          s.rx.offset.load(std::memory_order_relaxed));
+    if (!disagree) {
+      s.channel->rx_set_ready();
+      s.channel->wake_peer();
+    }
+  }
+  if (disagree) {
+    s.pinned.store(true, std::memory_order_relaxed);
+    set_down(s, "used without our seeing it");
+    return;
+  }
+  Keeper::kick_peer(s);
+}
+
+void try_switch_tx(Stream& s) noexcept {
+  bool disagree = false;
+  {
+    MutexLock lock(s.tx.mutex);
+    if (!s.tx_wanted.load(std::memory_order_relaxed)) return;
+    if (!s.channel || s.tx.ring_done || s.tx.state != TxState::kKernel || s.tx.shut) {
+      s.tx_wanted.store(false, std::memory_order_relaxed);
+      return;
+    }
+    if (s.channel->tx_turn().kind != TurnKind::kOpen) {
+      s.tx_wanted.store(false, std::memory_order_relaxed);
+      s.tx.ring_done = true;
+      s.channel->tx_set_replayed();
+      return;
+    }
+    if (!s.tx.gate.take()) return;
+    s.tx_wanted.store(false, std::memory_order_relaxed);
+    const uint64_t offset = s.tx.offset.load(std::memory_order_relaxed);
+    if (kernel_agrees_on_sent(s.fd.load(std::memory_order_relaxed), offset)) {
+      s.tx.state = TxState::kRing;
+      s.channel->tx_set_start(offset);
+      s.channel->wake_peer();
+      s.ever_lifted |= 1u << static_cast<int>(s.channel->kind());
+      RSOCK_LOG(kDebug, "fd %d: sending over the channel from byte %llu",
+                s.fd.load(std::memory_order_relaxed), static_cast<unsigned long long>(offset));
+    } else {
+      s.tx.gate.give_back();
+      disagree = true;
+    }
+  }
+  if (disagree) {
+    s.pinned.store(true, std::memory_order_relaxed);
+    set_down(s, "used without our seeing it");
+  }
+}
+
+}  // namespace rsock::stream

@@ -1,0 +1,206 @@
+// Descriptors, options and ioctls: what the program may ask of a stream, and what pins it to TCP.
+
+#include <fcntl.h>
+#include <linux/sockios.h>
+#include <netinet/in.h>
+#include <linux/tcp.h>
+#include <sys/ioctl.h>
+
+#include "core/base/config.h"
+#include "core/base/log.h"
+#include "core/os/os.h"
+#include "core/stream/moves.h"
+#include "core/stream/socket_ops.h"
+
+namespace rsock::stream {
+namespace {
+
+bool is_tcp_socket(int fd) noexcept {
+  const auto protocol = os::getsockopt_int(fd, SOL_SOCKET, SO_PROTOCOL);
+  if (!protocol || *protocol != IPPROTO_TCP) return false;
+  const auto domain = os::getsockopt_int(fd, SOL_SOCKET, SO_DOMAIN);
+  return domain && (*domain == AF_INET || *domain == AF_INET6);
+}
+
+void track(int fd, bool nonblocking, bool connected_here) noexcept {
+  Stream* s = acquire_stream(fd, nonblocking);
+  if (s == nullptr) return;  // no memory: the socket is plain TCP
+  s->connected_here = connected_here;
+  FdTable::set(fd, FdKind::kStream, s);
+}
+
+int64_t timeval_ns(const void* value, socklen_t len) noexcept {
+  if (value == nullptr || len < sizeof(timeval)) return 0;
+  const auto* tv = static_cast<const timeval*>(value);
+  return tv->tv_sec * 1'000'000'000LL + tv->tv_usec * 1000LL;
+}
+
+/// Options whose effect we do not reproduce on a channel: their user gets the kernel's stream.
+Reason pins(int level, int name, const void* value, socklen_t len) noexcept {
+  const int v = value != nullptr && len >= sizeof(int) ? *static_cast<const int*>(value) : 0;
+  if (level == SOL_SOCKET) {
+    switch (name) {
+      case SO_RCVLOWAT:
+        return v > 1 ? "SO_RCVLOWAT" : nullptr;
+      case SO_ZEROCOPY:
+        return v != 0 ? "SO_ZEROCOPY" : nullptr;
+      case SO_TIMESTAMP:
+      case SO_TIMESTAMPNS:
+      case SO_TIMESTAMPING:
+        return v != 0 ? "SO_TIMESTAMP" : nullptr;
+      case SO_PEEK_OFF:
+        return v >= 0 ? "SO_PEEK_OFF" : nullptr;
+      case SO_OOBINLINE:
+        return v != 0 ? "SO_OOBINLINE" : nullptr;
+      default:
+        return nullptr;
+    }
+  }
+  if (level == IPPROTO_TCP) {
+    switch (name) {
+      case TCP_ULP:
+        return "TCP_ULP";
+      case TCP_REPAIR:
+        return "TCP_REPAIR";
+      case TCP_INQ:
+        return v != 0 ? "TCP_INQ" : nullptr;
+      default:
+        return nullptr;
+    }
+  }
+  return nullptr;
+}
+
+long bytes_to_read(Stream& s, int fd) noexcept {
+  MutexLock lock(s.rx.mutex);
+  long n = 0;
+  if (s.rx.state != RxState::kRing) {
+    const auto queued = os::ioctl_int(fd, SIOCINQ);
+    n = queued ? *queued : 0;
+  }
+  if (s.rx.state != RxState::kKernel && s.channel->rx_start()) {
+    n += static_cast<long>(s.channel->rx_available());
+  }
+  return n;
+}
+
+long bytes_unsent(Stream& s, int fd) noexcept {
+  MutexLock lock(s.tx.mutex);
+  const auto queued = os::ioctl_int(fd, SIOCOUTQ);
+  long n = queued ? *queued : 0;
+  if (s.tx.state == TxState::kRing) n += static_cast<long>(s.channel->tx_unread());
+  if (s.tx.state == TxState::kReplay) n += static_cast<long>(s.channel->tx_tail() - s.tx.replay_next);
+  return n;
+}
+
+}  // namespace
+
+void on_socket(int fd, int domain, int type, int protocol) noexcept {
+  if (!config().enabled || fd < 0) return;
+  if ((domain != AF_INET && domain != AF_INET6) || (type & 0xf) != SOCK_STREAM) return;
+  if (protocol != 0 && protocol != IPPROTO_TCP) return;
+  FdTable::set(fd, FdKind::kTcpSocket);
+}
+
+void on_connect(int fd, long result) noexcept {
+  if (result != 0 && result != -EINPROGRESS && result != -EINTR) return;
+  if (FdTable::kind(fd) != FdKind::kTcpSocket) return;
+  // O_NONBLOCK is read from the kernel when the stream is lifted.
+  track(fd, false, true);
+}
+
+void on_accept(int listener, int fd, int flags) noexcept {
+  if (!config().enabled || fd < 0) return;
+  const FdKind kind = FdTable::kind(listener);
+  if (kind != FdKind::kTcpSocket) {
+    // Inherited listeners are unknown until they are used once.
+    if (kind != FdKind::kUnknown || !is_tcp_socket(listener)) return;
+    FdTable::set(listener, FdKind::kTcpSocket);
+  }
+  track(fd, (flags & SOCK_NONBLOCK) != 0, false);
+}
+
+void on_dup(int fd, int copy) noexcept {
+  const uintptr_t word = FdTable::word(fd);
+  switch (FdTable::kind_of(word)) {
+    case FdKind::kStream: {
+      Stream* s = FdTable::stream(fd);
+      if (s == nullptr) return;
+      s->fd_refs.fetch_add(1, std::memory_order_relaxed);
+      FdTable::set(copy, FdKind::kStream, s);
+      return;
+    }
+    case FdKind::kTcpSocket:
+      FdTable::set(copy, FdKind::kTcpSocket);
+      return;
+    case FdKind::kEpoll:
+      if (g_epoll_dup != nullptr) g_epoll_dup(FdTable::object(fd, FdKind::kEpoll), copy);
+      return;
+    case FdKind::kUnknown:
+    case FdKind::kInternal:
+      return;
+  }
+}
+
+long ioctl(Stream& s, int fd, unsigned long request, void* arg, KernelCall kernel) {
+  if (request == FIONBIO) {
+    const long r = kernel();
+    if (r >= 0) s.nonblocking.store(*static_cast<int*>(arg) != 0, std::memory_order_relaxed);
+    return r;
+  }
+  if (!s.has_channel.load(std::memory_order_acquire)) return kernel();
+  if (request != SIOCINQ && request != SIOCOUTQ) return kernel();
+  const long r = kernel();  // checks the argument's address for us
+  if (r < 0) return r;
+  *static_cast<int*>(arg) =
+      static_cast<int>(request == SIOCINQ ? bytes_to_read(s, fd) : bytes_unsent(s, fd));
+  return r;
+}
+
+long getsockopt(Stream& s, int fd, int level, int name, void* value, socklen_t* len,
+                KernelCall kernel) {
+  if (level == SOL_SOCKET && name == SO_ERROR && s.error.load(std::memory_order_relaxed) != 0) {
+    const long r = kernel();
+    if (r == 0 && *len >= sizeof(int)) *static_cast<int*>(value) = take_error(s);
+    return r;
+  }
+  return kernel();
+}
+
+long setsockopt(Stream& s, int fd, int level, int name, const void* value, socklen_t len,
+                KernelCall kernel) {
+  if (const Reason reason = pins(level, name, value, len); reason != nullptr) pin_to_tcp(fd, reason);
+  const long r = kernel();
+  if (r != 0 || level != SOL_SOCKET) return r;
+  if (name == SO_RCVTIMEO) {
+    s.rcv_timeout_ns.store(timeval_ns(value, len), std::memory_order_relaxed);
+  } else if (name == SO_SNDTIMEO) {
+    s.snd_timeout_ns.store(timeval_ns(value, len), std::memory_order_relaxed);
+  }
+  return r;
+}
+
+void on_set_flags(Stream& s, int flags) noexcept {
+  s.nonblocking.store((flags & O_NONBLOCK) != 0, std::memory_order_relaxed);
+}
+
+void pin_to_tcp(int fd, const char* reason) noexcept {
+  Stream* s = FdTable::stream(fd);
+  if (s == nullptr) return;
+  s->pinned.store(true, std::memory_order_release);
+  s->not_lifted.store(reason, std::memory_order_relaxed);
+  (void)set_down_and_wait(*s, reason);
+}
+
+void pin_passed_descriptors(const msghdr* msg) noexcept {
+  if (msg == nullptr || msg->msg_control == nullptr) return;
+  auto* header = const_cast<msghdr*>(msg);
+  for (cmsghdr* c = CMSG_FIRSTHDR(header); c != nullptr; c = CMSG_NXTHDR(header, c)) {
+    if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS || c->cmsg_len < CMSG_LEN(0)) continue;
+    const size_t count = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    const auto* fds = reinterpret_cast<const int*>(CMSG_DATA(c));
+    for (size_t i = 0; i < count; ++i) pin_to_tcp(fds[i], "passed to another process");
+  }
+}
+
+}  // namespace rsock::stream

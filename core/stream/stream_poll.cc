@@ -1,0 +1,123 @@
+// What poll(2) would say of a stream: the channel's part from its words, the rest from the kernel.
+//
+// The rules are tcp_poll()'s (net/ipv4/tcp.c): IN when there are bytes or the end; RDHUP and IN after FIN; HUP when
+// both directions are over; OUT when a third of the room is free or our direction is over; ERR on an error.
+
+#include <poll.h>
+
+#include "core/os/os.h"
+#include "core/stream/moves.h"
+
+namespace rsock::stream {
+namespace {
+
+constexpr short kIn = POLLIN | POLLRDNORM;
+constexpr short kOut = POLLOUT | POLLWRNORM;
+
+short kernel_events(int fd, short interest) noexcept {
+  pollfd p{fd, interest, 0};
+  timespec now{0, 0};
+  const auto r = os::ppoll(&p, 1, &now, nullptr, 0);
+  return r && *r > 0 ? p.revents : 0;
+}
+
+struct Halves {
+  short events = 0;
+  bool ask_kernel_in = false;   // the kernel's IN, RDHUP count
+  bool ask_kernel_out = false;  // the kernel's OUT counts
+};
+
+void look_at_rx(Stream& s, Halves* h) noexcept {
+  MutexLock lock(s.rx.mutex);
+  if (s.rx.state == RxState::kTcp) {
+    const auto start = s.channel->rx_start();
+    if (start && *start == s.rx.offset.load(std::memory_order_relaxed)) {
+      s.rx.state = RxState::kRing;
+    } else {
+      h->ask_kernel_in = true;
+      return;
+    }
+  }
+  if (s.rx.state == RxState::kKernel) {
+    h->ask_kernel_in = true;
+    return;
+  }
+  Channel& ch = *s.channel;
+  if (ch.rx_available() != 0) {
+    h->events |= kIn;
+    return;
+  }
+  const Turn turn = ch.rx_turn();
+  const bool event = s.tcp_event.load(std::memory_order_acquire);
+  const bool gone = s.peer_gone.load(std::memory_order_acquire);
+  if (s.rx.shut) h->events |= kIn | POLLRDHUP;
+  if (ch.rx_failed()) h->events |= kIn;  // recv() will say ECONNRESET
+  if (turn.kind == TurnKind::kOpen && !event && !gone) return;
+  if (ch.rx_available() != 0) {
+    h->events |= kIn;
+    return;
+  }
+  // Drained or recalled: from here on the kernel knows.
+  if (turn.kind == TurnKind::kFrozen) s.rx.await_replay.store(true, std::memory_order_release);
+  if (turn.kind != TurnKind::kOpen || gone) finish_rx_locked(s);
+  h->ask_kernel_in = true;
+}
+
+void look_at_tx(Stream& s, Halves* h) noexcept {
+  MutexLock lock(s.tx.mutex);
+  if (s.tx.state == TxState::kRing) (void)obey_tx_turn_locked(s);
+  if (s.tx.state == TxState::kReplay) (void)flush_replay_locked(s);
+  switch (s.tx.state) {
+    case TxState::kKernel:
+      h->ask_kernel_out = true;
+      break;
+    case TxState::kReplay:
+      break;
+    case TxState::kRing:
+      // The same third by which the receiver wakes us (Channel::rx_read).
+      if (s.channel->tx_room() >= s.channel->capacity() / 3 || s.channel->tx_failed()) {
+        h->events |= kOut;
+      } else {
+        s.tx_nospace.store(true, std::memory_order_relaxed);
+      }
+      break;
+  }
+}
+
+}  // namespace
+
+short ready_events(Stream& s, int fd, short interest) noexcept {
+  Halves h;
+  look_at_rx(s, &h);
+  if ((interest & kOut) != 0) {
+    look_at_tx(s, &h);
+  }
+  short events = h.events;
+  if (s.error.load(std::memory_order_relaxed) != 0) events |= POLLERR | kIn | kOut;
+  const bool tcp_spoke = s.tcp_event.load(std::memory_order_acquire);
+  if (h.ask_kernel_in || h.ask_kernel_out || tcp_spoke) {
+    short k = kernel_events(fd, static_cast<short>(interest | POLLRDHUP));
+    // While the ring holds bytes the kernel's end of stream comes after them, but Linux reports RDHUP and IN
+    // together as soon as FIN has arrived, so they may be passed on; HUP says that nothing can be sent either.
+    if (!h.ask_kernel_in) k = static_cast<short>(k & ~(POLLIN | POLLRDNORM));
+    if (!h.ask_kernel_out) k = static_cast<short>(k & ~kOut);
+    events = static_cast<short>(events | k);
+  }
+  return static_cast<short>(events & (interest | POLLERR | POLLHUP | POLLNVAL));
+}
+
+std::shared_ptr<Channel> arm_for_poll(Stream& s, short interest) noexcept {
+  std::shared_ptr<Channel> channel;
+  {
+    MutexLock lock(s.rx.mutex);
+    channel = s.channel;
+  }
+  if (!channel) return nullptr;
+  if ((interest & (POLLIN | POLLRDNORM | POLLRDHUP | POLLPRI)) != 0 || interest == 0) {
+    channel->rx_arm(transport::Sleep::kDoorbell);
+  }
+  if ((interest & kOut) != 0) channel->tx_arm(transport::Sleep::kDoorbell);
+  return channel;
+}
+
+}  // namespace rsock::stream

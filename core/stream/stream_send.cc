@@ -1,0 +1,231 @@
+// Sending: the kernel while the gate is open, else the ring; after a freeze the replay goes first.
+
+#include <fcntl.h>
+
+#include "core/os/os.h"
+#include "core/stream/deadline.h"
+#include "core/stream/iov.h"
+#include "core/stream/moves.h"
+#include "core/stream/socket_ops.h"
+#include "core/stream/spin.h"
+
+namespace rsock::stream {
+namespace {
+
+/// Result of the managed half: bytes so far are in *done.
+enum class Step : uint8_t { kDone, kKernel, kError };
+
+/// Room in the ring, or the direction changed, within the spin?
+bool spin_for_room_locked(Stream& s, SpinBudget& spin) noexcept RSOCK_REQUIRES(s.tx.mutex) {
+  while (spin.more()) {
+    if (s.channel->tx_room() != 0) {
+      spin.learn();
+      return true;
+    }
+    if (s.tx.mutex.contended()) return false;
+    cpu_relax();
+  }
+  return false;
+}
+
+/// Sleeps until there may be room. Lock held on entry and return. 0: look again; else -errno.
+long wait_for_room_locked(Stream& s, Deadline deadline) noexcept RSOCK_REQUIRES(s.tx.mutex) {
+  SpinBudget spin(s);
+  if (s.tx.state == TxState::kRing && spin_for_room_locked(s, spin)) return 0;
+  std::shared_ptr<Channel> ch = s.channel;
+  const uint32_t bell = ch->tx_bell();
+  ch->tx_arm(transport::Sleep::kFutex);
+  if (s.tx.state == TxState::kRing &&
+      (ch->tx_room() != 0 || ch->tx_turn().kind != TurnKind::kOpen ||
+       s.peer_gone.load(std::memory_order_acquire))) {
+    return 0;
+  }
+  if (s.tx.state == TxState::kReplay && flush_replay_locked(s)) return 0;
+  timespec storage;
+  const timespec* timeout = deadline.as_timespec(&storage);
+  if (timeout != nullptr && timeout->tv_sec == 0 && timeout->tv_nsec == 0) return -EAGAIN;
+  s.tx.mutex.unlock();
+  const auto slept = ch->tx_sleep(bell, timeout);
+  ch.reset();
+  s.tx.mutex.lock();
+  spin.learn();
+  if (slept) return 0;
+  return slept.error() == ETIMEDOUT ? -EAGAIN : -value(slept.error());
+}
+
+/// One attempt in the ring. True: go on (look at *done), false: full.
+bool write_ring_locked(Stream& s, const iovec* iov, size_t n, size_t total, size_t* done) noexcept
+    RSOCK_REQUIRES(s.tx.mutex) {
+  const size_t took = s.channel->tx_write(iov, n, *done, total - *done);
+  if (took == 0) return false;
+  s.tx.offset.fetch_add(took, std::memory_order_relaxed);
+  s.sent[static_cast<int>(s.channel->kind())].fetch_add(took, std::memory_order_relaxed);
+  *done += took;
+  return true;
+}
+
+Step send_managed(Stream& s, const iovec* iov, size_t n, size_t total, size_t* done, int flags,
+                  long* error) noexcept {
+  const uint32_t generation = s.generation.load(std::memory_order_relaxed);
+  const bool blocking =
+      (flags & MSG_DONTWAIT) == 0 && !s.nonblocking.load(std::memory_order_relaxed);
+  const Deadline deadline =
+      Deadline::from_option(blocking ? s.snd_timeout_ns.load(std::memory_order_relaxed) : 0);
+  MutexLock lock(s.tx.mutex);
+  for (;;) {
+    if (!s.owned_by(generation) || s.closed.load(std::memory_order_relaxed)) {
+      *error = -EBADF;
+      return Step::kError;
+    }
+    // After FIN the kernel knows what to say (EPIPE and SIGPIPE).
+    if (s.tx.state == TxState::kKernel || s.tx.shut) return Step::kKernel;
+    if (obey_tx_turn_locked(s)) continue;
+    if (s.tx.state == TxState::kRing) {
+      if (*done >= total) return Step::kDone;
+      if (write_ring_locked(s, iov, n, total, done)) continue;
+      if (s.channel->tx_failed()) {
+        *error = -EPROTO;
+        return Step::kError;
+      }
+    } else if (flush_replay_locked(s)) {
+      continue;
+    }
+    s.tx_nospace.store(true, std::memory_order_relaxed);
+    if (!blocking) {
+      *error = -EAGAIN;
+      return Step::kError;
+    }
+    if (const long e = wait_for_room_locked(s, deadline); e != 0) {
+      *error = e;
+      return Step::kError;
+    }
+  }
+}
+
+long count_sent(Stream& s, long r) noexcept {
+  if (r > 0) {
+    s.tx.offset.fetch_add(static_cast<uint64_t>(r), std::memory_order_relaxed);
+    s.sent[0].fetch_add(static_cast<uint64_t>(r), std::memory_order_relaxed);
+    note_traffic(s);
+  }
+  return r;
+}
+
+/// The rest of a message whose beginning went into the ring before the direction was set down. A blocking
+/// send never returns a short count for our reasons.
+long send_rest_in_kernel(Stream& s, int fd, const iovec* iov, size_t n, size_t total, size_t done,
+                         int flags) noexcept {
+  while (done < total) {
+    iovec slice[kIovBatch];
+    msghdr msg{};
+    msg.msg_iov = slice;
+    msg.msg_iovlen = iov_slice(iov, n, done, total - done, slice, kIovBatch);
+    const auto sent = os::sendmsg(fd, &msg, flags | MSG_NOSIGNAL);
+    if (!sent) break;  // the next call of the program meets the error
+    count_sent(s, static_cast<long>(*sent));
+    done += *sent;
+  }
+  return static_cast<long>(done);
+}
+
+}  // namespace
+
+long send(Stream& s, int fd, const iovec* iov, size_t n, int flags, KernelCall kernel) {
+  if (__builtin_expect((flags & MSG_OOB) != 0, 0)) {
+    pin_to_tcp(fd, "MSG_OOB");
+    return kernel();
+  }
+  if (const int e = strict_error(s); __builtin_expect(e != 0, 0)) return -e;
+  if (s.tx_wanted.load(std::memory_order_acquire)) try_switch_tx(s);
+  size_t done = 0;
+  size_t total = 0;
+  for (;;) {
+    if (s.tx.gate.enter()) {
+      GateVisit visit(s.tx.gate, [&s] {
+        if (s.tx_wanted.load(std::memory_order_acquire)) try_switch_tx(s);
+      });
+      if (done != 0) return send_rest_in_kernel(s, fd, iov, n, total, done, flags);
+      if (const int e = take_error(s); __builtin_expect(e != 0, 0)) return -e;
+      return count_sent(s, kernel());
+    }
+    // A signal handler interrupted this very thread in the middle of a copy: it can't wait for itself.
+    if (s.tx.mutex.held_by_me()) return -EAGAIN;
+    if (total == 0) total = iov_total(iov, n);
+    long error = 0;
+    switch (send_managed(s, iov, n, total, &done, flags, &error)) {
+      case Step::kDone:
+        return static_cast<long>(done);
+      case Step::kKernel:
+        maybe_detach(s);
+        if (s.tx.gate.managed()) return done != 0 ? static_cast<long>(done) : kernel();  // after FIN
+        continue;
+      case Step::kError:
+        if (error == -EPROTO) {
+          fail_stream(s, "peer broke the protocol");
+          error = -ECONNRESET;
+        }
+        return done != 0 ? static_cast<long>(done) : error;
+    }
+  }
+}
+
+namespace {
+
+/// Copies a piece of the file through a buffer into the stream. Used while the stream is lifted.
+long sendfile_piece(Stream& s, int fd, int in_fd, off_t* offset, size_t want) {
+  alignas(64) char buffer[64 * 1024];
+  if (want > sizeof(buffer)) want = sizeof(buffer);
+  const auto got = os::pread(in_fd, buffer, want, *offset);
+  if (!got) return -value(got.error());
+  if (*got == 0) return 0;
+  iovec iov{buffer, *got};
+  const long sent = send(s, fd, &iov, 1, 0, [&]() -> long {
+    const auto r = os::send(fd, buffer, *got, 0);
+    return r ? static_cast<long>(*r) : -value(r.error());
+  });
+  if (sent > 0) *offset += sent;
+  return sent;
+}
+
+}  // namespace
+
+long sendfile(Stream& s, int fd, int in_fd, off_t* offset, size_t count, KernelCall kernel) {
+  if (s.tx_wanted.load(std::memory_order_acquire)) try_switch_tx(s);
+  if (s.tx.gate.enter()) {
+    GateVisit visit(s.tx.gate, [&s] {
+      if (s.tx_wanted.load(std::memory_order_acquire)) try_switch_tx(s);
+    });
+    return count_sent(s, kernel());
+  }
+  off_t at = 0;
+  if (offset != nullptr) {
+    at = *offset;
+  } else {
+    const auto position = os::lseek(in_fd, 0, SEEK_CUR);
+    if (!position) {  // not seekable: only the kernel can move it
+      pin_to_tcp(fd, "sendfile from a pipe");
+      return kernel();
+    }
+    at = *position;
+  }
+  constexpr size_t kMax = 0x7ffff000;  // sendfile(2): at most this many bytes a call
+  if (count > kMax) count = kMax;
+  size_t done = 0;
+  long error = 0;
+  while (done < count) {
+    const long r = sendfile_piece(s, fd, in_fd, &at, count - done);
+    if (r <= 0) {
+      error = r;
+      break;
+    }
+    done += static_cast<size_t>(r);
+  }
+  if (offset != nullptr) {
+    *offset = at;
+  } else {
+    (void)os::lseek(in_fd, at, SEEK_SET);
+  }
+  return done != 0 || error == 0 ? static_cast<long>(done) : error;
+}
+
+}  // namespace rsock::stream
