@@ -13,11 +13,11 @@ namespace rsock {
 
 }  // namespace rsock
 
-#define RSOCK_CHECK(condition)                                             \
-  do {                                                                     \
-    if (__builtin_expect(!(condition), 0)) {                               \
-      ::rsock::check_failed(__FILE__, __LINE__, #condition);               \
-    }                                                                      \
+#define RSOCK_CHECK(condition)                               \
+  do {                                                       \
+    if (__builtin_expect(!(condition), 0)) {                 \
+      ::rsock::check_failed(__FILE__, __LINE__, #condition); \
+    }                                                        \
   } while (0)
 
 #ifdef NDEBUG

@@ -1,4 +1,5 @@
-// Time for waiting: a cheap tick for spinning, and the kernel's monotonic clock for everything else.
+// Time for waiting: a cheap tick for spinning, and the kernel's monotonic clock for everything
+// else.
 #pragma once
 
 #include <cstdint>

@@ -1,9 +1,9 @@
 // What the operator asked for: RSOCK_* variables and the configuration file.
 //
 // Purpose: parsed once, before the first stream; immutable afterwards. Names are fixed by README.
-// Bad input: an unknown key, variable or value is reported once by name with the nearest known one, and the
-// default is used (messages() holds the lines; the log prints them when it opens).
-// Thread safety: config() may be called from any thread after load_config().
+// Bad input: an unknown key, variable or value is reported once by name with the nearest known one,
+// and the default is used (messages() holds the lines; the log prints them when it opens). Thread
+// safety: config() may be called from any thread after load_config().
 #pragma once
 
 #include <cstddef>
@@ -16,9 +16,9 @@ enum class LogLevel : uint8_t { kError, kWarn, kInfo, kDebug };
 struct Config {
   bool allow_shm = true;
   bool allow_rdma = true;
-  bool allow_tcp = true;      // "tcp" is among RSOCK_PATH, or RSOCK_PATH is "auto" without RSOCK_STRICT
-  bool enabled = true;        // false: RSOCK_PATH=tcp, no stream is ever tracked
-  bool strict = false;        // RSOCK_STRICT
+  bool allow_tcp = true;  // "tcp" is among RSOCK_PATH, or RSOCK_PATH is "auto" without RSOCK_STRICT
+  bool enabled = true;    // false: RSOCK_PATH=tcp, no stream is ever tracked
+  bool strict = false;    // RSOCK_STRICT
   LogLevel log_level = LogLevel::kWarn;
   const char* log_file = nullptr;      // RSOCK_LOG_FILE
   bool log_stderr = false;             // RSOCK_LOG was given
@@ -26,11 +26,12 @@ struct Config {
   uint32_t lift_bytes = 64 * 1024;     // RSOCK_LIFT_BYTES: lift after so many bytes ...
   uint32_t lift_calls = 16;            // RSOCK_LIFT_CALLS: ... or so many intercepted calls
   uint32_t spin_us = 50;               // RSOCK_SPIN_US: longest spin before sleeping; 0 never spins
-  uint32_t ring_bytes = 1 << 20;       // RSOCK_RING_BYTES: each direction; a power of two, 64 KiB to 64 MiB
+  uint32_t ring_bytes =
+      1 << 20;  // RSOCK_RING_BYTES: each direction; a power of two, 64 KiB to 64 MiB
 };
 
-/// Reads `environ`-style strings and RSOCK_CONFIG (default /etc/rsock.conf). Calls no libc function that
-/// the library intercepts. May be called again in tests.
+/// Reads `environ`-style strings and RSOCK_CONFIG (default /etc/rsock.conf). Calls no libc function
+/// that the library intercepts. May be called again in tests.
 void load_config(const char* const* environment) noexcept;
 const Config& config() noexcept;
 

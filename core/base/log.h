@@ -4,7 +4,8 @@
 // `librsock[PID] warn: TEXT`. No allocation, no stdio, one write per line; async-signal-safe.
 // stderr is used only if it is a terminal or RSOCK_LOG was given. The file is opened for each line
 // (O_APPEND), so that a program that closes all descriptors, or changes root, can't hurt it or us.
-// First decider logs: whoever turns a cause into a decision writes the line, nobody above repeats it.
+// First decider logs: whoever turns a cause into a decision writes the line, nobody above repeats
+// it.
 #pragma once
 
 #include "core/base/config.h"
@@ -13,13 +14,14 @@ namespace rsock {
 
 bool log_enabled(LogLevel level) noexcept;
 /// printf-style subset through vsnprintf on a 512-byte stack buffer; longer lines are cut.
-void log_line(LogLevel level, const char* format, ...) noexcept __attribute__((format(printf, 2, 3)));
+void log_line(LogLevel level, const char* format, ...) noexcept
+    __attribute__((format(printf, 2, 3)));
 
 }  // namespace rsock
 
-#define RSOCK_LOG(level, ...)                                  \
-  do {                                                         \
-    if (::rsock::log_enabled(::rsock::LogLevel::level)) {      \
+#define RSOCK_LOG(level, ...)                                   \
+  do {                                                          \
+    if (::rsock::log_enabled(::rsock::LogLevel::level)) {       \
       ::rsock::log_line(::rsock::LogLevel::level, __VA_ARGS__); \
-    }                                                          \
+    }                                                           \
   } while (0)

@@ -1,13 +1,13 @@
 // A futex lock that thread safety analysis can see, that knows its owner, and that survives fork.
 //
-// Purpose: libstdc++'s std::mutex is invisible to clang's analysis, calls into pthread (which a program
-// may interpose), and cannot be re-initialised in a forked child. This one is 8 bytes and constinit.
-// Ownership: embedded in the object it guards. Memory may be type-stable: locking a recycled object
-// is safe, the caller re-checks identity afterwards.
-// Thread safety: all members may be called from any thread; not recursive.
-// Invariants:
+// Purpose: libstdc++'s std::mutex is invisible to clang's analysis, calls into pthread (which a
+// program may interpose), and cannot be re-initialised in a forked child. This one is 8 bytes and
+// constinit. Ownership: embedded in the object it guards. Memory may be type-stable: locking a
+// recycled object is safe, the caller re-checks identity afterwards. Thread safety: all members may
+// be called from any thread; not recursive. Invariants:
 //  1. word_ is 0 (free), 1 (held) or 2 (held, somebody sleeps or is about to).
-//  2. owner_ is the holder's thread tag while held; a thread compares it with its own tag only, so a
+//  2. owner_ is the holder's thread tag while held; a thread compares it with its own tag only, so
+//  a
 //     relaxed load is enough: no other thread can make it equal to mine.
 #pragma once
 
@@ -18,8 +18,8 @@
 
 namespace rsock {
 
-/// A value that differs between the live threads of a process, without a system call: the address of a
-/// thread-local, cut to 32 bits (the thread areas lie further apart than 64 bytes).
+/// A value that differs between the live threads of a process, without a system call: the address
+/// of a thread-local, cut to 32 bits (the thread areas lie further apart than 64 bytes).
 inline uint32_t thread_tag() noexcept {
   static thread_local char anchor __attribute__((tls_model("initial-exec")));
   return static_cast<uint32_t>(reinterpret_cast<uintptr_t>(&anchor) >> 6) | 1u;

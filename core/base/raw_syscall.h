@@ -1,8 +1,8 @@
 // The kernel's door: system calls without libc.
 //
-// libc's wrappers are what we intercept, so calling them from core/ would re-enter us; they are also
-// cancellation points and touch errno. A raw call is none of that. Returns what the kernel returns:
-// a value, or -errno in [-4095, -1]. Async-signal-safe, fork-safe.
+// libc's wrappers are what we intercept, so calling them from core/ would re-enter us; they are
+// also cancellation points and touch errno. A raw call is none of that. Returns what the kernel
+// returns: a value, or -errno in [-4095, -1]. Async-signal-safe, fork-safe.
 #pragma once
 
 #include <sys/syscall.h>

@@ -1,9 +1,9 @@
 // The system calls that core may use, behind one injectable door.
 //
-// Purpose: core/ never calls libc's socket functions (they are what we intercept). It asks the kernel
-// through `os::door`, which in production is raw_syscall and in tests a function that records, refuses
-// or fakes single calls. The wrappers below are the whole list: adding one is a decision.
-// Thread safety: the door is set before threads start (tests) and read afterwards.
+// Purpose: core/ never calls libc's socket functions (they are what we intercept). It asks the
+// kernel through `os::door`, which in production is raw_syscall and in tests a function that
+// records, refuses or fakes single calls. The wrappers below are the whole list: adding one is a
+// decision. Thread safety: the door is set before threads start (tests) and read afterwards.
 // Errors: wrappers return Result<T>; the Errno is the kernel's. EINTR is handed to the caller.
 #pragma once
 

@@ -1,5 +1,7 @@
 // epoll_create, epoll_ctl and epoll_wait: the program's view of an Instance.
 
+#include <vector>
+
 #include "core/os/os.h"
 #include "core/poll/instance.h"
 #include "core/poll/readiness_ops.h"
@@ -33,8 +35,8 @@ Item* find_item_locked(Stream& s, Instance& in, int fd) noexcept {
 long add_stream(Instance& in, Stream& s, int fd, const epoll_event& event, KernelCall kernel) {
   Item* item = acquire_item();
   if (item == nullptr) return -ENOMEM;
-  // The kernel's registration, the item and the stream's channel change together under these locks: a channel
-  // that is attached meanwhile waits in path_changed().
+  // The kernel's registration, the item and the stream's channel change together under these locks:
+  // a channel that is attached meanwhile waits in path_changed().
   MutexLock watch(s.watch_mutex);
   MutexLock lock(in.mutex);
   const long r = kernel();
@@ -55,7 +57,8 @@ long modify_stream(Instance& in, Stream& s, int fd, const epoll_event& event, Ke
   MutexLock watch(s.watch_mutex);
   MutexLock lock(in.mutex);
   Item* item = find_item_locked(s, in, fd);
-  // The kernel judges the request (EXCLUSIVE, unknown fd); its registration is then put right again.
+  // The kernel judges the request (EXCLUSIVE, unknown fd); its registration is then put right
+  // again.
   const long r = kernel();
   if (r != 0 || item == nullptr) return r;
   item->user = event;
@@ -84,20 +87,23 @@ long remove_stream(Instance& in, Stream& s, int fd, KernelCall kernel) {
   return 0;
 }
 
-/// Our own events may be among those that the kernel gave. Returns how many are the program's, and adds what
-/// the items behind ours have to say.
-int translate(Instance& in, epoll_event* events, int n, int max) noexcept {
+/// Our own events may be among those that the kernel gave. Returns how many are the program's, and
+/// adds, if asked, what the items behind ours have to say (not twice in one call: a level-triggered
+/// one would be reported again).
+int translate(Instance& in, epoll_event* events, int n, int max, bool collect) noexcept {
   int kept = 0;
   {
     MutexLock lock(in.mutex);
     kept = in.sort_locked(events, n);
-    if (!in.ready.empty() && kept < max) kept += in.collect_locked(events + kept, max - kept);
+    if (collect && !in.ready.empty() && kept < max)
+      kept += in.collect_locked(events + kept, max - kept);
   }
   in.tell_robbed();
   return kept;
 }
 
-/// Spins while recent waits ended soon: looks at the rings of a handful of streams without a system call.
+/// Spins while recent waits ended soon: looks at the rings of a handful of streams without a system
+/// call.
 bool spin(Instance& in) noexcept {
   if (in.managed_count.load(std::memory_order_acquire) > 8) return false;
   Stream* first = nullptr;
@@ -124,12 +130,13 @@ bool spin(Instance& in) noexcept {
         }
       }
       if (found) {
-        budget.learn();
+        budget.hit();
         return true;
       }
     }
     for (int i = 0; i < 8; ++i) cpu_relax();
   }
+  budget.missed();
   return false;
 }
 
@@ -142,7 +149,15 @@ long wait_managed(Instance& in, int epfd, epoll_event* events, int max, const ti
     int n = 0;
     {
       MutexLock lock(in.mutex);
-      n = in.collect_locked(events, max);
+      // Our items must not starve the kernel's descriptors: after an answer that they filled alone
+      // the kernel is asked first.
+      if (in.kernel_first) {
+        in.kernel_first = false;
+        const auto got = os::epoll_wait(epfd, events, max, 0);
+        if (got) n = in.sort_locked(events, *got);
+      }
+      n += in.collect_locked(events + n, max - n);
+      if (n == max) in.kernel_first = true;
     }
     in.tell_robbed();
     timespec storage{0, 0};
@@ -152,10 +167,10 @@ long wait_managed(Instance& in, int epfd, epoll_event* events, int max, const ti
       wait = deadline.as_timespec(&storage);
     }
     if (n == max) return n;
-    const auto got = os::epoll_pwait2(epfd, events + n, max - n, wait, n == 0 ? sigmask : nullptr,
-                                      kSigsetBytes);
+    const auto got =
+        os::epoll_pwait2(epfd, events + n, max - n, wait, n == 0 ? sigmask : nullptr, kSigsetBytes);
     if (!got) return n != 0 ? n : -value(got.error());
-    n += translate(in, events + n, *got, max - n);
+    n += translate(in, events + n, *got, max - n, n == 0);
     if (n != 0 || immediate) return n;
     if (*got == 0 && deadline.passed()) return 0;
   }
@@ -170,6 +185,22 @@ void on_epoll_dup(void* instance, int copy) noexcept {
 struct Unlink {
   Instance* instance;
 };
+
+/// The descriptors of the instance's streams.
+struct Members {
+  Instance* instance;
+  std::vector<int> fds;
+};
+
+void collect_members(Stream& s, void* arg) noexcept {
+  auto& members = *static_cast<Members*>(arg);
+  MutexLock watch(s.watch_mutex);
+  for (stream::Watcher& w : s.watchers) {
+    if (w.survives_fork() && static_cast<Item&>(w).instance == members.instance) {
+      members.fds.push_back(static_cast<Item&>(w).fd);
+    }
+  }
+}
 
 void unlink_from(Stream& s, void* arg) noexcept {
   Instance& in = *static_cast<Unlink*>(arg)->instance;
@@ -204,6 +235,17 @@ void on_last_close(void* instance, int fd) noexcept {
   release_instance(*in);
 }
 
+}  // namespace
+
+void Instance::become_nested() noexcept {
+  nested.store(true, std::memory_order_release);
+  Members members{this, {}};
+  stream::for_each_stream(collect_members, &members);
+  for (const int fd : members.fds) stream::pin_to_tcp(fd, "in a nested epoll instance");
+}
+
+namespace {
+
 /// Hooks for the room below, set when the first instance comes to be.
 void install_hooks() noexcept {
   stream::g_epoll_close = &on_last_close;
@@ -213,6 +255,11 @@ void install_hooks() noexcept {
 
 }  // namespace
 
+void note_watched(int fd) noexcept {
+  Instance* in = instance_of(fd);
+  if (in != nullptr && !in->nested.load(std::memory_order_acquire)) in->become_nested();
+}
+
 void on_epoll_create(int epfd) noexcept {
   if (epfd < 0) return;
   install_hooks();
@@ -221,11 +268,18 @@ void on_epoll_create(int epfd) noexcept {
 
 long epoll_ctl(int epfd, int op, int fd, epoll_event* event, KernelCall kernel) {
   Stream* s = FdTable::stream(fd);
-  if (s == nullptr) return kernel();
+  if (s == nullptr) {
+    if (op == EPOLL_CTL_ADD) note_watched(fd);
+    return kernel();
+  }
   Instance* in = instance_of(epfd);
   if (in == nullptr) {
     // Inherited or received: what it does is out of our sight.
     stream::pin_to_tcp(fd, "in an epoll instance that came from elsewhere");
+    return kernel();
+  }
+  if (in->nested.load(std::memory_order_acquire)) {
+    stream::pin_to_tcp(fd, "in a nested epoll instance");
     return kernel();
   }
   switch (op) {
@@ -249,14 +303,15 @@ long epoll_wait(int epfd, epoll_event* events, int max_events, const timespec* t
     if (n <= 0) return n;
     bool ours = false;
     for (long i = 0; i < n; ++i) {
-      if (item_from_data(events[i].data.u64) != nullptr || is_kick_data(events[i].data.u64)) ours = true;
+      if (item_from_data(events[i].data.u64) != nullptr || is_kick_data(events[i].data.u64))
+        ours = true;
     }
     if (!ours) return n;
     // A stream was lifted while this thread was in the kernel.
-    const int kept = translate(*in, events, static_cast<int>(n), max_events);
+    const int kept = translate(*in, events, static_cast<int>(n), max_events, true);
     if (kept != 0) return kept;
-    // Only news of ours, none of it for the program: wait on. (The time already waited is small: what woke us
-    // is the lift itself.)
+    // Only news of ours, none of it for the program: wait on. (The time already waited is small:
+    // what woke us is the lift itself.)
   }
   return wait_managed(*in, epfd, events, max_events, timeout, sigmask);
 }

@@ -8,8 +8,8 @@
 namespace rsock::poll {
 namespace {
 
-constexpr uint32_t kInterest = EPOLLIN | EPOLLPRI | EPOLLOUT | EPOLLRDNORM | EPOLLRDBAND | EPOLLWRNORM |
-                               EPOLLWRBAND | EPOLLRDHUP;
+constexpr uint32_t kInterest = EPOLLIN | EPOLLPRI | EPOLLOUT | EPOLLRDNORM | EPOLLRDBAND |
+                               EPOLLWRNORM | EPOLLWRBAND | EPOLLRDHUP;
 
 /// Changes a registration even where MOD is not allowed (EPOLLEXCLUSIVE: epoll_ctl(2)).
 void register_as(int epfd, int fd, uint32_t events, uint64_t data) noexcept {
@@ -81,7 +81,8 @@ void Instance::manage_locked(Item& item) noexcept {
   event.data.u64 = data;
   // EEXIST: the same stream is in this instance under another number as well; its item will do.
   (void)os::epoll_ctl(epfd, EPOLL_CTL_ADD, item.doorbell, &event);
-  // OUT is nearly always true on a silent TCP connection: the registration itself wakes a waiting thread.
+  // OUT is nearly always true on a silent TCP connection: the registration itself wakes a waiting
+  // thread.
   register_as(epfd, item.fd, EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, data);
   make_ready_locked(item, true);
 }
@@ -97,8 +98,8 @@ void Instance::unmanage_locked(Item& item) noexcept {
     item.linked_ready = false;
   }
   // A spent ONESHOT stays registered without events, as the kernel keeps it.
-  register_as(epfd, item.fd,
-              item.disabled ? (item.user.events & ~kInterest) : item.user.events, item.user.data.u64);
+  register_as(epfd, item.fd, item.disabled ? (item.user.events & ~kInterest) : item.user.events,
+              item.user.data.u64);
 }
 
 void Instance::make_ready_locked(Item& item, bool local) noexcept {
@@ -123,19 +124,21 @@ bool Instance::is_news_locked(Item& item) noexcept {
   {
     MutexLock lock(s.rx.mutex);
     if (!s.channel) return true;
-    const uint64_t published = s.channel->rx_published() + s.received[0].load(std::memory_order_relaxed);
+    const uint64_t published =
+        s.channel->rx_published() + s.received[0].load(std::memory_order_relaxed);
     if (published != item.seen_published) {
       item.seen_published = published;
       news = true;
     }
-    if (s.rx.state != stream::RxState::kRing) news = true;  // the kernel's edges are passed on as they come
+    if (s.rx.state != stream::RxState::kRing)
+      news = true;  // the kernel's edges are passed on as they come
   }
   return news;
 }
 
-/// The order is the proof (PROTOCOL.md, "Waiting"): drain, arm, and the caller checks once more. The doorbell is
-/// registered edge-triggered, so it need not be empty; it is drained now and then, before it is full and rings
-/// no more.
+/// The order is the proof (PROTOCOL.md, "Waiting"): drain, arm, and the caller checks once more.
+/// The doorbell is registered edge-triggered, so it need not be empty; it is drained now and then,
+/// before it is full and rings no more.
 void Instance::drain_and_arm_locked(Item& item, bool* drained) noexcept {
   constexpr uint32_t kDrainEvery = 32;
   if (++item.looks_unanswered >= kDrainEvery && robbed_count_ < kMaxRobbed) {
@@ -178,7 +181,8 @@ bool Instance::look_locked(Item& item, epoll_event* out) noexcept {
     if (round == 1) drain_and_arm_locked(item, &drained);
     events = events_now(item);
     if (events != 0 && edge) {
-      const bool room = (events & EPOLLOUT) != 0 && item.stream->tx_nospace.exchange(false, std::memory_order_relaxed);
+      const bool room = (events & EPOLLOUT) != 0 &&
+                        item.stream->tx_nospace.exchange(false, std::memory_order_relaxed);
       if (!is_news_locked(item) && !room) events = 0;
     }
   }
@@ -199,8 +203,8 @@ int Instance::collect_locked(epoll_event* events, int max) noexcept {
     if (item.disabled) continue;
     if (!look_locked(item, &events[n])) continue;
     ++n;
-    // Stays in line, at the end (fairness): level-triggered because it may still be ready, edge-triggered
-    // because it is not armed and the next wait has to look whether anything came.
+    // Stays in line, at the end (fairness): level-triggered because it may still be ready,
+    // edge-triggered because it is not armed and the next wait has to look whether anything came.
     if (!item.disabled) make_ready_locked(item, false);
   }
   return n;
@@ -216,8 +220,17 @@ int Instance::sort_locked(epoll_event* events, int n) noexcept {
       events[kept++] = events[i];
       continue;
     }
-    if (item->instance != this || !item->managed) continue;  // late news of a registration that changed
-    make_ready_locked(*item, (events[i].events & ~static_cast<uint32_t>(EPOLLIN)) != 0);
+    if (item->instance != this || !item->managed)
+      continue;  // late news of a registration that changed
+    if ((events[i].events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) {
+      // The end of the connection, or of the channel, seen before the keeper has seen it.
+      item->stream->tcp_event.store(true, std::memory_order_release);
+    }
+    // OUT of a silent TCP connection is no news, unless the kernel still carries that direction.
+    const bool ended = (events[i].events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0;
+    const bool room =
+        (events[i].events & EPOLLOUT) != 0 && item->stream->tx.state == stream::TxState::kKernel;
+    make_ready_locked(*item, ended || room);
   }
   return kept;
 }

@@ -1,22 +1,26 @@
-// An epoll instance that stays the kernel's, with streams in it whose readiness the kernel can't see.
+// An epoll instance that stays the kernel's, with streams in it whose readiness the kernel can't
+// see.
 //
-// Purpose. Each stream in an instance has an Item. While the stream is on plain TCP the kernel's registration is
-// exactly the program's and Items do nothing. When a channel is attached the Item is *managed*: the TCP
-// descriptor is registered edge-triggered under the Item's own address, the doorbell beside it, and what the
-// program gets is computed by us. Adding the doorbell wakes a thread that is inside epoll_wait already.
-// Cost per wait is O(ready): only Items that something rang for are looked at.
+// Purpose. Each stream in an instance has an Item. While the stream is on plain TCP the kernel's
+// registration is exactly the program's and Items do nothing. When a channel is attached the Item
+// is *managed*: the TCP descriptor is registered edge-triggered under the Item's own address, the
+// doorbell beside it, and what the program gets is computed by us. Adding the doorbell wakes a
+// thread that is inside epoll_wait already. Cost per wait is O(ready): only Items that something
+// rang for are looked at.
 //
-// Ownership: instances and items live in memory that is never unmapped; an Item's address doubles as the event
-// data by which we know our own events among the program's. It belongs to its instance and is linked in its
-// stream's watcher list.
+// Ownership: instances and items live in memory that is never unmapped; an Item's address doubles
+// as the event data by which we know our own events among the program's. It belongs to its instance
+// and is linked in its stream's watcher list.
 //
 // Thread safety: everything under mutex (lock order: stream's watch_mutex, instance, tx, rx).
 //
 // Invariants.
-//  1. An item in `ready` is to be looked at by the next wait. A managed, enabled item that is not in `ready` is
+//  1. An item in `ready` is to be looked at by the next wait. A managed, enabled item that is not
+//  in `ready` is
 //     armed: the next byte, room or local change rings for it.
 //  2. A level-triggered item leaves `ready` only by a look that finds nothing after arming.
-//  3. An edge-triggered item is reported when something is new since its last report: more bytes published
+//  3. An edge-triggered item is reported when something is new since its last report: more bytes
+//  published
 //     than then, room after a sender was told to wait, or a local change.
 #pragma once
 
@@ -35,10 +39,12 @@ class Instance;
 
 struct ReadyHook;
 struct ItemHook;
-using ReadyListHook = boost::intrusive::list_base_hook<
-    boost::intrusive::tag<ReadyHook>, boost::intrusive::link_mode<boost::intrusive::safe_link>>;
-using ItemListHook = boost::intrusive::list_base_hook<
-    boost::intrusive::tag<ItemHook>, boost::intrusive::link_mode<boost::intrusive::safe_link>>;
+using ReadyListHook =
+    boost::intrusive::list_base_hook<boost::intrusive::tag<ReadyHook>,
+                                     boost::intrusive::link_mode<boost::intrusive::safe_link>>;
+using ItemListHook =
+    boost::intrusive::list_base_hook<boost::intrusive::tag<ItemHook>,
+                                     boost::intrusive::link_mode<boost::intrusive::safe_link>>;
 
 class Item final : public stream::Watcher, public ReadyListHook, public ItemListHook {
  public:
@@ -50,14 +56,14 @@ class Item final : public stream::Watcher, public ReadyListHook, public ItemList
   Instance* instance = nullptr;
   stream::Stream* stream = nullptr;
   int fd = -1;
-  epoll_event user{};          // what the program registered
+  epoll_event user{};  // what the program registered
   bool managed = false;
-  bool disabled = false;       // EPOLLONESHOT, reported
-  bool local_news = false;     // an edge for EPOLLET that no word shows
+  bool disabled = false;    // EPOLLONESHOT, reported
+  bool local_news = false;  // an edge for EPOLLET that no word shows
   bool linked_ready = false;
   int doorbell = -1;
   uint32_t looks_unanswered = 0;  // since the doorbell was drained
-  uint64_t seen_published = 0;  // EPOLLET: what had been published at the last report
+  uint64_t seen_published = 0;    // EPOLLET: what had been published at the last report
 };
 
 using ReadyList = boost::intrusive::list<Item, boost::intrusive::base_hook<ReadyListHook>,
@@ -73,6 +79,11 @@ class Instance {
   std::atomic<int> managed_count{0};
   ReadyList ready;
   ItemList managed_items;
+  bool kernel_first RSOCK_GUARDED_BY(mutex) =
+      false;  // fairness: our items filled the last answer alone
+  /// Watched by poll, select or another epoll instance, which see only what the kernel sees: its
+  /// streams stay on TCP.
+  std::atomic<bool> nested{false};
   os::OwnedFd kick;  // eventfd in the kernel's instance: wakes a waiter for a local change
 
   // --- under mutex ---
@@ -81,13 +92,15 @@ class Instance {
   void make_ready_locked(Item& item, bool local) noexcept RSOCK_REQUIRES(mutex);
   /// Looks at the ready items, fills events. Returns the count.
   int collect_locked(epoll_event* events, int max) noexcept RSOCK_REQUIRES(mutex);
-  /// Streams whose doorbell a look drained and then found ready: other sleepers may have been robbed of their
-  /// ring, and are to be told once the mutex is free (tell_robbed).
+  /// Streams whose doorbell a look drained and then found ready: other sleepers may have been
+  /// robbed of their ring, and are to be told once the mutex is free (tell_robbed).
   void tell_robbed() noexcept RSOCK_EXCLUDES(mutex);
-  /// Sorts our own events out of the kernel's: they make items ready; the program's stay, packed. Returns how
-  /// many stay.
+  /// Sorts our own events out of the kernel's: they make items ready; the program's stay, packed.
+  /// Returns how many stay.
   int sort_locked(epoll_event* events, int n) noexcept RSOCK_REQUIRES(mutex);
   void ring() noexcept;
+  /// Sets nested, and its streams down.
+  void become_nested() noexcept RSOCK_EXCLUDES(mutex);
 
  private:
   static constexpr size_t kMaxRobbed = 8;

@@ -3,8 +3,8 @@
 #include "core/os/os.h"
 #include "core/poll/instance.h"
 
-// Items come from one reserved range, so that "is this event ours?" is a comparison; instances from the heap,
-// never freed: a stale pointer in the descriptor table must stay lockable.
+// Items come from one reserved range, so that "is this event ours?" is a comparison; instances from
+// the heap, never freed: a stale pointer in the descriptor table must stay lockable.
 
 namespace rsock::poll {
 namespace {

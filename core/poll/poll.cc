@@ -1,9 +1,9 @@
 // poll and ppoll over a set in which some descriptors are streams.
 //
-// A set without a stream that has a channel goes to the kernel as it is; streams on plain TCP are only counted
-// through their gates, so that nobody lifts them while this thread can't see the channel. With a channel in the
-// set: look at the streams, look at the kernel's part, spin, then arm and sleep in the kernel on doorbells and
-// kernel descriptors together.
+// A set without a stream that has a channel goes to the kernel as it is; streams on plain TCP are
+// only counted through their gates, so that nobody lifts them while this thread can't see the
+// channel. With a channel in the set: look at the streams, look at the kernel's part, spin, then
+// arm and sleep in the kernel on doorbells and kernel descriptors together.
 
 #include <algorithm>
 #include <memory>
@@ -57,16 +57,19 @@ enum class Mode : uint8_t { kKernelOnly, kCounted, kChannels };
 Mode classify(const pollfd* fds, nfds_t n) noexcept {
   Mode mode = Mode::kKernelOnly;
   for (nfds_t i = 0; i < n; ++i) {
+    const uintptr_t word = FdTable::word(fds[i].fd);
+    if (word == 0) continue;
+    if (FdTable::kind_of(word) == stream::FdKind::kEpoll) note_watched(fds[i].fd);
     Stream* s = FdTable::stream(fds[i].fd);
     if (s == nullptr) continue;
-    if (s->has_channel.load(std::memory_order_acquire)) return Mode::kChannels;
-    mode = Mode::kCounted;
+    if (s->has_channel.load(std::memory_order_acquire)) mode = Mode::kChannels;
+    if (mode == Mode::kKernelOnly) mode = Mode::kCounted;
   }
   return mode;
 }
 
-/// The kernel's poll with every stream of the set held on TCP. Gates are entered one by one; if one is managed
-/// the set is no longer the kernel's alone.
+/// The kernel's poll with every stream of the set held on TCP. Gates are entered one by one; if one
+/// is managed the set is no longer the kernel's alone.
 long poll_counted(const pollfd* fds, nfds_t n, KernelCall kernel, bool* channels) {
   // The streams whose gate this call entered.
   Array<Stream*, kSmall> inside;
@@ -100,7 +103,8 @@ long poll_counted(const pollfd* fds, nfds_t n, KernelCall kernel, bool* channels
   return kernel();
 }
 
-/// One call's working state. The kernel's array: entry i for fds[i], then doorbells and the thread's bell.
+/// One call's working state. The kernel's array: entry i for fds[i], then doorbells and the
+/// thread's bell.
 class PollCall {
  public:
   PollCall(pollfd* fds, nfds_t n) noexcept : fds_(fds), n_(n) {}
@@ -148,10 +152,12 @@ class PollCall {
     return ready;
   }
 
-  /// A look that costs no lock and no system call: has any ring bytes? Only worth it for few streams.
+  /// A look that costs no lock and no system call: has any ring bytes? Only worth it for few
+  /// streams.
   bool anything_cheap() noexcept {
     for (nfds_t i = 0; i < n_; ++i) {
-      if (streams_[i] != nullptr && stream::ready_events(*streams_[i], fds_[i].fd, fds_[i].events) != 0) {
+      if (streams_[i] != nullptr &&
+          stream::ready_events(*streams_[i], fds_[i].fd, fds_[i].events) != 0) {
         return true;
       }
     }
@@ -170,20 +176,23 @@ class PollCall {
 };
 
 bool PollCall::spin() noexcept {
-  // Spinning looks at every stream: for a handful that is cheap, for many the kernel is the better sleeper.
+  // Spinning looks at every stream: for a handful that is cheap, for many the kernel is the better
+  // sleeper.
   if (channel_count_ > 8) return false;
   Stream* const* end = streams_.get() + n_;
-  Stream* const* found = std::find_if(streams_.get(), streams_.get() + n_, [](Stream* s) { return s != nullptr; });
+  Stream* const* found =
+      std::find_if(streams_.get(), streams_.get() + n_, [](Stream* s) { return s != nullptr; });
   if (found == end) return false;
   Stream* first = *found;
   stream::SpinBudget budget(*first);
   while (budget.more()) {
     if (anything_cheap()) {
-      budget.learn();
+      budget.hit();
       return true;
     }
     cpu_relax();
   }
+  budget.missed();
   return false;
 }
 
@@ -209,8 +218,10 @@ long PollCall::sleep(const Deadline& deadline, const sigset_t* sigmask) noexcept
       if (channels[k]) kernel_[used++] = pollfd{channels[k]->wait_fd(), POLLIN, 0};
       // Parts that the kernel still owns are watched there as well.
       short kernel_part = 0;
-      if (s.rx.state != stream::RxState::kRing) kernel_part |= fds_[i].events & (POLLIN | POLLRDNORM | POLLRDHUP);
-      if (s.tx.state == stream::TxState::kKernel) kernel_part |= fds_[i].events & (POLLOUT | POLLWRNORM);
+      if (s.rx.state != stream::RxState::kRing)
+        kernel_part |= fds_[i].events & (POLLIN | POLLRDNORM | POLLRDHUP);
+      if (s.tx.state == stream::TxState::kKernel)
+        kernel_part |= fds_[i].events & (POLLOUT | POLLWRNORM);
       if (kernel_part != 0) kernel_[i] = pollfd{fds_[i].fd, kernel_part, 0};
     } else {
       kernel_[i].fd = fds_[i].fd;
@@ -229,7 +240,8 @@ long PollCall::sleep(const Deadline& deadline, const sigset_t* sigmask) noexcept
   }
   timespec storage;
   const timespec* timeout = deadline.as_timespec(&storage);
-  const auto r = os::ppoll(kernel_.get(), used, const_cast<timespec*>(timeout), sigmask, kSigsetBytes);
+  const auto r =
+      os::ppoll(kernel_.get(), used, const_cast<timespec*>(timeout), sigmask, kSigsetBytes);
   if (!r) return -value(r.error());
   const long ready = look();
   return merge(ready);
@@ -239,8 +251,8 @@ long PollCall::sleep(const Deadline& deadline, const sigset_t* sigmask) noexcept
 
 bool may_matter() noexcept { return stream::live_streams() != 0; }
 
-long poll_set(pollfd* fds, size_t n, const Deadline& deadline, const sigset_t* sigmask, KernelCall kernel,
-              bool* used_kernel) {
+long poll_set(pollfd* fds, size_t n, const Deadline& deadline, const sigset_t* sigmask,
+              KernelCall kernel, bool* used_kernel) {
   *used_kernel = true;
   const Mode mode = classify(fds, n);
   if (mode == Mode::kKernelOnly) return kernel();
@@ -264,7 +276,8 @@ long poll_set(pollfd* fds, size_t n, const Deadline& deadline, const sigset_t* s
   }
 }
 
-long poll(pollfd* fds, nfds_t n, const timespec* timeout, const sigset_t* sigmask, KernelCall kernel) {
+long poll(pollfd* fds, nfds_t n, const timespec* timeout, const sigset_t* sigmask,
+          KernelCall kernel) {
   if (!may_matter() || n == 0) return kernel();
   bool used_kernel = false;
   return poll_set(fds, n, Deadline::from_timeout(timeout), sigmask, kernel, &used_kernel);

@@ -28,10 +28,10 @@ void put(fd_set* set, int fd, bool on) noexcept {
   word = on ? word | bit : word & ~bit;
 }
 
-/// Does the set hold a stream at all?
-bool any_stream(int nfds, const fd_set* r, const fd_set* w, const fd_set* e) noexcept {
+/// Does the set hold anything that is ours?
+bool anything_ours(int nfds, const fd_set* r, const fd_set* w, const fd_set* e) noexcept {
   for (int fd = 0; fd < nfds; ++fd) {
-    if (FdTable::stream(fd) != nullptr && (has(r, fd) || has(w, fd) || has(e, fd))) return true;
+    if (FdTable::word(fd) != 0 && (has(r, fd) || has(w, fd) || has(e, fd))) return true;
   }
   return false;
 }
@@ -70,7 +70,8 @@ long scatter(const pollfd* fds, size_t n, fd_set* r, fd_set* w, fd_set* e) noexc
 
 long select(int nfds, fd_set* read, fd_set* write, fd_set* except, const timespec* timeout,
             timespec* remaining, const sigset_t* sigmask, KernelCall kernel) {
-  if (!may_matter() || nfds <= 0 || nfds > FdTable::kSize || !any_stream(nfds, read, write, except)) {
+  if (!may_matter() || nfds <= 0 || nfds > FdTable::kSize ||
+      !anything_ours(nfds, read, write, except)) {
     return kernel();
   }
   constexpr int kInline = 64;
@@ -89,7 +90,8 @@ long select(int nfds, fd_set* read, fd_set* write, fd_set* except, const timespe
   if (used_kernel) return r;  // the program's own select did it all
   if (remaining != nullptr && timeout != nullptr) {
     const uint64_t left = deadline.remaining_ns();
-    *remaining = {static_cast<time_t>(left / 1'000'000'000u), static_cast<long>(left % 1'000'000'000u)};
+    *remaining = {static_cast<time_t>(left / 1'000'000'000u),
+                  static_cast<long>(left % 1'000'000'000u)};
   }
   if (r < 0) return r;
   return scatter(fds, n, read, write, except);

@@ -1,7 +1,7 @@
 // A thread's own bell for sleeping in poll(2) with streams, and the watchers that ring it.
 //
-// Ownership: one eventfd per thread that ever slept so, made at the first need, internal, closed with the
-// thread. Thread safety: ring() from any thread; the rest from its own.
+// Ownership: one eventfd per thread that ever slept so, made at the first need, internal, closed
+// with the thread. Thread safety: ring() from any thread; the rest from its own.
 #pragma once
 
 #include "core/os/owned_fd.h"

@@ -58,7 +58,8 @@ void add_stream(const Stream& s, Totals* t) noexcept {
   bump(t->not_lifted, reason != nullptr ? reason : "below the threshold");
 }
 
-/// A line that is built without allocation; what does not fit is cut at the end, never in the middle of use.
+/// A line that is built without allocation; what does not fit is cut at the end, never in the
+/// middle of use.
 class Line {
  public:
   void text(const char* format, ...) noexcept __attribute__((format(printf, 2, 3))) {
@@ -112,10 +113,10 @@ void format(const Totals& t, Line* line) noexcept {
   own_exe(exe, sizeof(exe));
   line->text("{\"pid\":%d,\"exe\":", os::getpid());
   line->json_string(exe);
-  line->text(",\"streams\":%llu,\"lifted\":{\"shm\":%llu,\"rdma\":%llu},\"set_down\":%llu,", ull(t.streams),
-             ull(t.lifted[1]), ull(t.lifted[2]), ull(t.set_down));
-  line->text("\"bytes_sent\":{\"tcp\":%llu,\"shm\":%llu,\"rdma\":%llu},", ull(t.sent[0]), ull(t.sent[1]),
-             ull(t.sent[2]));
+  line->text(",\"streams\":%llu,\"lifted\":{\"shm\":%llu,\"rdma\":%llu},\"set_down\":%llu,",
+             ull(t.streams), ull(t.lifted[1]), ull(t.lifted[2]), ull(t.set_down));
+  line->text("\"bytes_sent\":{\"tcp\":%llu,\"shm\":%llu,\"rdma\":%llu},", ull(t.sent[0]),
+             ull(t.sent[1]), ull(t.sent[2]));
   line->text("\"bytes_received\":{\"tcp\":%llu,\"shm\":%llu,\"rdma\":%llu},\"zero_copy_bytes\":0,",
              ull(t.received[0]), ull(t.received[1]), ull(t.received[2]));
   line->reasons("not_lifted", t.not_lifted);
@@ -159,7 +160,8 @@ void write_summary() noexcept {
 }
 
 void write_summary_for_exec() noexcept {
-  if (g_totals_empty()) return;  // a process that never had a stream leaves its line to the new program
+  if (g_totals_empty())
+    return;  // a process that never had a stream leaves its line to the new program
   write_summary();
 }
 

@@ -1,6 +1,7 @@
 // Process totals and the summary line (RSOCK_SUMMARY).
 //
-// Thread safety: any thread. The totals hold what closed streams did; the summary adds the live ones.
+// Thread safety: any thread. The totals hold what closed streams did; the summary adds the live
+// ones.
 #pragma once
 
 #include "core/stream/stream.h"
@@ -11,7 +12,8 @@ namespace rsock::stream {
 void add_to_totals(Stream& s) noexcept;
 /// A peer sent something that was refused (rendezvous, ring, kick): counted under its reason.
 void count_refusal(Reason reason) noexcept;
-/// Appends the JSON line of the contract to RSOCK_SUMMARY. Once per process; later calls do nothing.
+/// Appends the JSON line of the contract to RSOCK_SUMMARY. Once per process; later calls do
+/// nothing.
 void write_summary() noexcept;
 /// exec replaces the process image: the line is written now, and again later should exec fail.
 void write_summary_for_exec() noexcept;

@@ -35,6 +35,15 @@ class Deadline {
     storage->tv_nsec = static_cast<long>(left % 1'000'000'000u);
     return storage;
   }
+  /// As as_timespec(), for a futex: with `interruptible` there is always a timeout, because only a
+  /// futex wait with one ends with EINTR under SA_RESTART (os::futex_wait).
+  const timespec* for_futex(timespec* storage, bool interruptible) const noexcept {
+    if (at_ == 0 && interruptible) {
+      *storage = {365 * 24 * 3600, 0};
+      return storage;
+    }
+    return as_timespec(storage);
+  }
 
  private:
   explicit constexpr Deadline(uint64_t at) noexcept : at_(at) {}

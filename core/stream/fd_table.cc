@@ -18,8 +18,8 @@ uintptr_t FdTable::set(int fd, FdKind kind, const void* object) noexcept {
                           : (reinterpret_cast<uintptr_t>(object) | static_cast<uintptr_t>(kind));
   if (w != 0) {
     int seen = highest_.load(std::memory_order_relaxed);
-    // Relaxed: a loop over live entries that misses a number set at the same moment is as if it had run
-    // a moment earlier.
+    // Relaxed: a loop over live entries that misses a number set at the same moment is as if it had
+    // run a moment earlier.
     while (seen < fd && !highest_.compare_exchange_weak(seen, fd, std::memory_order_relaxed)) {
     }
   }

@@ -1,14 +1,14 @@
 // What the library knows of each descriptor number, found with one load.
 //
-// Purpose: `fd -> entry` for every intercepted call. An fd that is not ours costs one table load and one
-// branch. Entries are words: 0 (unknown to us, the kernel's alone), a small tag, or a pointer to a
-// type-stable object (Stream, epoll Instance) with its kind in the low bits.
-// Ownership: the table holds references on Streams by count (Stream::fd_refs); pointers stay readable for
-// ever because the objects come from slabs that are never unmapped: a caller that raced with close() finds
-// a stream that says "closed" under its lock.
-// Thread safety: all members from any thread, also from signal handlers. A slot is cleared before the real
-// close(): the number can be reused by another thread in the same instant.
-// Invariant: numbers outside [0, kSize) read as 0 and are never ours.
+// Purpose: `fd -> entry` for every intercepted call. An fd that is not ours costs one table load
+// and one branch. Entries are words: 0 (unknown to us, the kernel's alone), a small tag, or a
+// pointer to a type-stable object (Stream, epoll Instance) with its kind in the low bits.
+// Ownership: the table holds references on Streams by count (Stream::fd_refs); pointers stay
+// readable for ever because the objects come from slabs that are never unmapped: a caller that
+// raced with close() finds a stream that says "closed" under its lock. Thread safety: all members
+// from any thread, also from signal handlers. A slot is cleared before the real close(): the number
+// can be reused by another thread in the same instant. Invariant: numbers outside [0, kSize) read
+// as 0 and are never ours.
 #pragma once
 
 #include <atomic>
@@ -29,7 +29,8 @@ enum class FdKind : uintptr_t {
 
 class FdTable {
  public:
-  static constexpr int kSize = 1 << 20;  // fs.nr_open's default; BSS, touched pages only cost memory
+  static constexpr int kSize =
+      1 << 20;  // fs.nr_open's default; BSS, touched pages only cost memory
   static constexpr uintptr_t kKindMask = 7;
 
   static uintptr_t word(int fd) noexcept {

@@ -1,12 +1,12 @@
 // Who may be inside the kernel with this direction, and when the direction may change hands.
 //
-// Purpose: while a direction runs on plain TCP, calls go straight to the kernel; the gate only counts them.
-// To lift, the direction must be taken at a moment when nobody is inside (a thread that sits in a kernel
-// recv would miss the switch). The gate never makes anybody wait: take() succeeds only when the count is
-// zero, and whoever leaves last is told so that it can try.
-// Thread safety: lock-free, any thread, also signal handlers.
-// Invariants: kManaged is set only by take() and cleared only by give_back(); the count below it is the
-// number of calls in the kernel, plus, for an instant, callers that found kManaged and step back.
+// Purpose: while a direction runs on plain TCP, calls go straight to the kernel; the gate only
+// counts them. To lift, the direction must be taken at a moment when nobody is inside (a thread
+// that sits in a kernel recv would miss the switch). The gate never makes anybody wait: take()
+// succeeds only when the count is zero, and whoever leaves last is told so that it can try. Thread
+// safety: lock-free, any thread, also signal handlers. Invariants: kManaged is set only by take()
+// and cleared only by give_back(); the count below it is the number of calls in the kernel, plus,
+// for an instant, callers that found kManaged and step back.
 #pragma once
 
 #include <atomic>
@@ -40,9 +40,7 @@ class Gate {
   }
 
   void give_back() noexcept { word_.fetch_and(~kManaged, std::memory_order_release); }
-  bool managed() const noexcept {
-    return (word_.load(std::memory_order_acquire) & kManaged) != 0;
-  }
+  bool managed() const noexcept { return (word_.load(std::memory_order_acquire) & kManaged) != 0; }
   /// Nobody inside and not managed: the stream may be recycled.
   bool idle() const noexcept { return word_.load(std::memory_order_acquire) == 0; }
   /// In a forked child: whoever was inside is gone.

@@ -7,7 +7,8 @@
 namespace rsock::stream {
 namespace {
 
-/// One mapping per fork that had live streams; unmapped in each process when its last stream of it goes.
+/// One mapping per fork that had live streams; unmapped in each process when its last stream of it
+/// goes.
 struct Block {
   std::atomic<uint32_t>* cells;
   size_t bytes;
@@ -54,7 +55,8 @@ void add_holder_to_all() noexcept {
   if (fresh != 0) {
     const size_t bytes = (fresh * sizeof(std::atomic<uint32_t>) + 4095) & ~size_t{4095};
     if (const auto memory = os::map_anonymous_shared(bytes)) {
-      filling.block = new (std::nothrow) Block{static_cast<std::atomic<uint32_t>*>(*memory), bytes, {}};
+      filling.block =
+          new (std::nothrow) Block{static_cast<std::atomic<uint32_t>*>(*memory), bytes, {}};
       if (filling.block == nullptr) os::unmap(*memory, bytes);
     }
   }

@@ -8,7 +8,8 @@
 
 namespace rsock::stream {
 
-/// Sum of the lengths, capped at Linux's MAX_RW_COUNT (INT_MAX rounded down to a page: fs/read_write.c).
+/// Sum of the lengths, capped at Linux's MAX_RW_COUNT (INT_MAX rounded down to a page:
+/// fs/read_write.c).
 inline size_t iov_total(const iovec* iov, size_t n) noexcept {
   constexpr size_t kMax = 0x7ffff000;
   size_t total = 0;
@@ -19,8 +20,19 @@ inline size_t iov_total(const iovec* iov, size_t n) noexcept {
   return total;
 }
 
-/// Writes into out[0..max) the part of iov that begins `skip` bytes in and is `limit` long. Returns the
-/// number of entries; it may cover less than limit when max is too small.
+/// Addresses that no buffer can have: the first page, and the kernel's half. Linux answers EFAULT;
+/// a copy of ours would end the program. (A bad address in between is found out by the copy:
+/// core/DESIGN.md, limits.)
+inline bool iov_impossible(const iovec* iov, size_t n) noexcept {
+  for (size_t i = 0; i < n; ++i) {
+    const auto at = reinterpret_cast<uintptr_t>(iov[i].iov_base);
+    if (iov[i].iov_len != 0 && (at < 4096 || at >= uintptr_t{1} << 56)) return true;
+  }
+  return false;
+}
+
+/// Writes into out[0..max) the part of iov that begins `skip` bytes in and is `limit` long. Returns
+/// the number of entries; it may cover less than limit when max is too small.
 inline size_t iov_slice(const iovec* iov, size_t n, size_t skip, size_t limit, iovec* out,
                         size_t max) noexcept {
   size_t count = 0;

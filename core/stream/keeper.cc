@@ -108,7 +108,8 @@ void wake_keeper() noexcept {
   (void)os::write(keeper().wake.get(), &one, sizeof(one));
 }
 
-// --- what the thread does -------------------------------------------------------------------------
+// --- what the thread does
+// -------------------------------------------------------------------------
 
 bool owes(Stream& s) noexcept {
   if (!s.has_channel.load(std::memory_order_acquire)) return false;
@@ -150,22 +151,6 @@ void on_tcp_event(Stream& s, uint32_t events) noexcept {
     s.tcp_event.store(true, std::memory_order_release);
   }
   tend(s);
-}
-
-/// The peer died with bytes of ours unread: its kernel would have sent RST (tcp_close()), but the bytes were
-/// in the ring, so it sent FIN. Say what TCP would have said.
-void judge_unread(Stream& s) noexcept {
-  MutexLock lock(s.tx.mutex);
-  if (!s.channel || s.tx.state != TxState::kRing) return;
-  const Turn turn = s.channel->tx_recall();
-  if (turn.kind != TurnKind::kFrozen || turn.at >= s.channel->tx_tail()) return;
-  char byte;
-  const int fd = s.fd.load(std::memory_order_relaxed);
-  const auto seen = os::recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
-  if (!seen || *seen != 0) return;  // TCP lives on: the bytes are replayed
-  s.error.store(ECONNRESET, std::memory_order_release);
-  s.channel->tx_set_replayed();
-  finish_tx_locked(s);
 }
 
 void on_doorbell_event(Stream& s, uint32_t events) noexcept {
@@ -226,7 +211,8 @@ uint64_t run_strict_timers(uint64_t now) noexcept {
     }
     if (s.ever_lifted == 0 && !s.has_channel.load(std::memory_order_acquire)) {
       const Reason reason = s.not_lifted.load(std::memory_order_relaxed);
-      RSOCK_LOG(kError, "RSOCK_STRICT: fd %d is not lifted: %s", s.fd.load(std::memory_order_relaxed),
+      RSOCK_LOG(kError, "RSOCK_STRICT: fd %d is not lifted: %s",
+                s.fd.load(std::memory_order_relaxed),
                 reason != nullptr ? reason : "the peer has not answered");
       s.strict_failed.store(true, std::memory_order_release);
       if (!s.closed.load(std::memory_order_relaxed)) {
@@ -280,7 +266,8 @@ void* thread_main(void*) noexcept {
     if (next != UINT64_MAX) {
       const uint64_t now = monotonic_ns();
       const uint64_t left = next > now ? next - now : 0;
-      storage = {static_cast<time_t>(left / 1'000'000'000u), static_cast<long>(left % 1'000'000'000u)};
+      storage = {static_cast<time_t>(left / 1'000'000'000u),
+                 static_cast<long>(left % 1'000'000'000u)};
       timeout = &storage;
     }
     const auto n = os::epoll_pwait2(keeper().epoll.get(), events, 64, timeout, nullptr, 0);
@@ -310,6 +297,14 @@ bool start_locked(Inside& in) noexcept RSOCK_REQUIRES(in.mutex) {
   pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
   pthread_t thread;
   in.running = pthread_create(&thread, &attr, &thread_main, nullptr) == 0;
+  if (!in.running) {
+    // A program with much thread-local storage: it counts against the stack size, and EINVAL is the
+    // answer (glibc, allocate_stack). The default size has room for it.
+    pthread_attr_destroy(&attr);
+    pthread_attr_init(&attr);
+    pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
+    in.running = pthread_create(&thread, &attr, &thread_main, nullptr) == 0;
+  }
   pthread_attr_destroy(&attr);
   pthread_sigmask(SIG_SETMASK, &old, nullptr);
   if (!in.running) {
@@ -420,8 +415,8 @@ void Keeper::after_fork_child() noexcept {
   g_birth.reset_after_fork();
   if (g_inside_ptr == nullptr) return;
   forget_attempts();
-  // The parent's descriptors: closed in this process; its thread is not here. The old object is abandoned,
-  // not destroyed: the dead thread may have been inside its vectors.
+  // The parent's descriptors: closed in this process; its thread is not here. The old object is
+  // abandoned, not destroyed: the dead thread may have been inside its vectors.
   g_inside_ptr->state.epoll.reset();
   g_inside_ptr->state.wake.reset();
   g_inside_ptr->state.kick.reset();

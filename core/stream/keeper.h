@@ -1,14 +1,14 @@
 // The keeper: the one helper thread of a process, which finds peers and tends lifted streams.
 //
-// Purpose: everything that must not make the program wait. It runs rendezvous (rendezvous.h), watches the
-// TCP sockets and doorbells of lifted streams for their end, answers kicks of peers, goes on with replays
-// whose program does nothing, and keeps RSOCK_STRICT's clock.
-// Life: started at the first stream that proves worth lifting, absent in every other process; blocks every
-// signal; named "rsock-keeper"; dies with fork in the child and is started again there when needed.
-// Thread safety: the static functions may be called from any thread. Those with _locked or a comment need
+// Purpose: everything that must not make the program wait. It runs rendezvous (rendezvous.h),
+// watches the TCP sockets and doorbells of lifted streams for their end, answers kicks of peers,
+// goes on with replays whose program does nothing, and keeps RSOCK_STRICT's clock. Life: started at
+// the first stream that proves worth lifting, absent in every other process; blocks every signal;
+// named "rsock-keeper"; dies with fork in the child and is started again there when needed. Thread
+// safety: the static functions may be called from any thread. Those with _locked or a comment need
 // the stream's locks as stated. None of them blocks.
-// The keeper never waits for the peer's program, only for the peer's keeper, and never without a timer:
-// that is the deadlock argument of PROTOCOL.md.
+// The keeper never waits for the peer's program, only for the peer's keeper, and never without a
+// timer: that is the deadlock argument of PROTOCOL.md.
 #pragma once
 
 #include "core/stream/stream.h"
@@ -31,8 +31,8 @@ class Keeper {
   /// Wakes when the TCP socket has room again: a replay waits. tx lock held.
   static void watch_for_room(Stream& s) noexcept;
 
-  /// The program closed fd, but a replay is owed: the keeper takes the stream over with a descriptor of its
-  /// own. False: no descriptor to be had. tx and rx locks held.
+  /// The program closed fd, but a replay is owed: the keeper takes the stream over with a
+  /// descriptor of its own. False: no descriptor to be had. tx and rx locks held.
   static bool adopt_locked(Stream& s, int fd) noexcept;
   /// The channel of s is gone; the stream may be lifted again when it is worth it.
   static void detached(Stream& s) noexcept;

@@ -1,4 +1,5 @@
-// The inside of the keeper, shared by keeper.cc and rendezvous.cc only. Keeper thread only unless stated.
+// The inside of the keeper, shared by keeper.cc and rendezvous.cc only. Keeper thread only unless
+// stated.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +10,8 @@
 
 namespace rsock::stream {
 
-/// What an event of the keeper's epoll is about: a tag in the low bits of a pointer to an 8-aligned object.
+/// What an event of the keeper's epoll is about: a tag in the low bits of a pointer to an 8-aligned
+/// object.
 enum class KeeperTag : uint64_t { kWake = 1, kKick = 2, kTcp = 3, kDoorbell = 4, kAttempt = 5 };
 
 struct KeeperState {

@@ -9,8 +9,8 @@
 namespace rsock::stream {
 
 // --- stream_lift.cc ---
-/// Puts a freshly agreed channel under s, if s is still what it was. Keeper only. False: refused (closed,
-/// pinned, or used without our seeing it); the channel is dropped by the caller.
+/// Puts a freshly agreed channel under s, if s is still what it was. Keeper only. False: refused
+/// (closed, pinned, or used without our seeing it); the channel is dropped by the caller.
 bool attach(Stream& s, uint32_t generation, std::shared_ptr<Channel> channel) noexcept;
 /// Receiver: promises that no reader can miss the switch, if none is in the kernel now.
 void try_ready(Stream& s) noexcept;
@@ -36,31 +36,37 @@ bool flush_replay_locked(Stream& s) noexcept RSOCK_REQUIRES(s.tx.mutex);
 bool obey_tx_turn_locked(Stream& s) noexcept RSOCK_REQUIRES(s.tx.mutex);
 void finish_tx_locked(Stream& s) noexcept RSOCK_REQUIRES(s.tx.mutex);
 void finish_rx_locked(Stream& s) noexcept RSOCK_REQUIRES(s.rx.mutex);
-/// Moves both directions towards TCP: ends ours, freezes the peer's. Never blocks; what is owed afterwards
-/// (a replay either way, bytes to drain) goes on by itself.
+/// Moves both directions towards TCP: ends ours, freezes the peer's. Never blocks; what is owed
+/// afterwards (a replay either way, bytes to drain) goes on by itself.
 void set_down(Stream& s, Reason reason) noexcept;
-/// set_down, then waits (bounded) until the kernel's stream alone carries everything. False: time is up.
+/// set_down, then waits (bounded) until the kernel's stream alone carries everything. False: time
+/// is up.
 bool set_down_and_wait(Stream& s, Reason reason) noexcept;
 /// Lets go of the channel once neither direction needs it.
 void maybe_detach(Stream& s) noexcept;
 /// What the keeper does after a kick, a hang-up or a TCP event: obeys every word it finds.
 void attend(Stream& s) noexcept;
-/// The peer broke the protocol: both directions fail with ECONNRESET, and the kernel's stream is reset.
+/// The peer died, or let go of the channel. With bytes of ours unread its kernel would have sent
+/// RST (tcp_close()), but the bytes were in the ring, so it sent FIN: says what TCP would have
+/// said.
+void judge_unread(Stream& s) noexcept;
+/// The peer broke the protocol: both directions fail with ECONNRESET, and the kernel's stream is
+/// reset.
 void fail_stream(Stream& s, Reason reason) noexcept;
 
 // --- stream_recv.cc ---
-/// One attempt to receive on a managed direction: bytes > 0, 0 at the end of the stream, -EAGAIN, -errno,
-/// or kRetryInKernel when the direction went back to the kernel.
+/// One attempt to receive on a managed direction: bytes > 0, 0 at the end of the stream, -EAGAIN,
+/// -errno, or kRetryInKernel when the direction went back to the kernel.
 inline constexpr long kRetryInKernel = -100'000;
 long rx_try_locked(Stream& s, int fd, const iovec* iov, size_t n, size_t skip, size_t limit,
                    int flags) noexcept RSOCK_REQUIRES(s.rx.mutex);
 
 // --- stream_poll.cc ---
-/// Events of <poll.h> among POLLIN, POLLOUT, POLLRDHUP, POLLPRI, POLLERR, POLLHUP (and the RDNORM/WRNORM
-/// twins) that hold now for a stream with a channel. Takes the locks.
+/// Events of <poll.h> among POLLIN, POLLOUT, POLLRDHUP, POLLPRI, POLLERR, POLLHUP (and the
+/// RDNORM/WRNORM twins) that hold now for a stream with a channel. Takes the locks.
 short ready_events(Stream& s, int fd, short interest) noexcept;
-/// Announces a sleeper on the channel's doorbell for the given interest. Returns the channel (null if there
-/// is none any more); look again with ready_events() before sleeping.
+/// Announces a sleeper on the channel's doorbell for the given interest. Returns the channel (null
+/// if there is none any more); look again with ready_events() before sleeping.
 std::shared_ptr<Channel> arm_for_poll(Stream& s, short interest) noexcept;
 
 }  // namespace rsock::stream

@@ -1,11 +1,13 @@
 // fork, exec, spawn, exit: a stream that another process may use lives on TCP (D9).
 //
-// | event            | before                                       | parent after          | child after            |
+// | event            | before                                       | parent after          | child
+// after            |
 // |------------------|----------------------------------------------|-----------------------|------------------------|
-// | fork             | all set down, holders + 1, locks taken       | locks released        | locks reset, no keeper |
-// | vfork, spawn     | all set down and pinned                      | nothing               | runs in our memory: nothing |
-// | exec             | all set down                                 | –                     | a new program          |
-// | exit             | replays that are owed go out, summary        | –                     | –                      |
+// | fork             | all set down, holders + 1, locks taken       | locks released        | locks
+// reset, no keeper | | vfork, spawn     | all set down and pinned                      | nothing |
+// runs in our memory: nothing | | exec             | all set down                                 |
+// –                     | a new program          | | exit             | replays that are owed go
+// out, summary        | –                     | –                      |
 
 #include <fcntl.h>
 
@@ -57,8 +59,8 @@ void unlock_stream(Stream& s, void*) noexcept RSOCK_NO_TSA {
   s.watch_mutex.unlock();
 }
 
-/// The parent's threads and keeper are not here: nobody is in the kernel, nobody holds a lock. A channel that
-/// could not be let go of in time belongs to the parent.
+/// The parent's threads and keeper are not here: nobody is in the kernel, nobody holds a lock. A
+/// channel that could not be let go of in time belongs to the parent.
 void reset_in_child(Stream& s, void*) noexcept RSOCK_NO_TSA {
   for (Mutex* m : {&s.tx.mutex, &s.rx.mutex, &s.watch_mutex}) m->reset_after_fork();
   s.tx.gate.reset_after_fork();
@@ -71,7 +73,8 @@ void reset_in_child(Stream& s, void*) noexcept RSOCK_NO_TSA {
     s.rx.await_replay.store(false, std::memory_order_relaxed);
     s.pinned.store(true, std::memory_order_relaxed);
     s.error.store(ECONNRESET, std::memory_order_relaxed);
-    RSOCK_LOG(kError, "fd %d: unread bytes stayed with the parent process", s.fd.load(std::memory_order_relaxed));
+    RSOCK_LOG(kError, "fd %d: unread bytes stayed with the parent process",
+              s.fd.load(std::memory_order_relaxed));
   }
   s.lift_asked.store(s.pinned.load(std::memory_order_relaxed), std::memory_order_relaxed);
   s.calls.store(0, std::memory_order_relaxed);
@@ -89,7 +92,8 @@ void pin_if_watched(Stream& s, void*) noexcept {
   for (Watcher& w : s.watchers) {
     if (!w.survives_fork()) continue;
     s.pinned.store(true, std::memory_order_relaxed);
-    s.not_lifted.store("in an epoll instance shared with a forked process", std::memory_order_relaxed);
+    s.not_lifted.store("in an epoll instance shared with a forked process",
+                       std::memory_order_relaxed);
   }
 }
 
@@ -99,6 +103,8 @@ void ask_again(Stream& s, void*) noexcept {
 }
 
 }  // namespace
+
+void prepare_fork() noexcept { set_down_all("fork", false); }
 
 void before_fork() noexcept RSOCK_NO_TSA {
   g_fork.lock();

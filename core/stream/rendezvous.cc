@@ -1,11 +1,13 @@
 // How two keepers on one host find each other and agree on a channel. PROTOCOL.md, "Rendezvous".
 //
 // The end with the smaller address calls; the other listens on an abstract socket named after the
-// connection. One Attempt per stream that looks for its peer; all of it runs on the keeper's thread.
+// connection. One Attempt per stream that looks for its peer; all of it runs on the keeper's
+// thread.
 
+#include <fcntl.h>
 #include <linux/sockios.h>
-#include <netinet/in.h>
 #include <linux/tcp.h>
+#include <netinet/in.h>
 
 #include <algorithm>
 #include <cstring>
@@ -33,12 +35,13 @@ namespace rsock::stream {
 namespace {
 
 constexpr uint64_t kMs = 1'000'000;
-constexpr uint64_t kFirstRetryNs = kMs / 2;      // the peer's threshold is passed at about the same time
+constexpr uint64_t kFirstRetryNs =
+    kMs / 2;  // the peer's threshold is passed at about the same time
 constexpr uint64_t kLastRetryNs = 2'000 * kMs;
-constexpr uint32_t kMaxRetries = 14;             // about 6 s in all
-constexpr uint64_t kListenNs = 8'000 * kMs;      // as long as a caller goes on trying
-constexpr uint64_t kAnswerNs = 1'000 * kMs;      // one message of a peer's keeper
-constexpr size_t kMaxAttempts = 256;             // each may hold a descriptor
+constexpr uint32_t kMaxRetries = 14;         // about 6 s in all
+constexpr uint64_t kListenNs = 8'000 * kMs;  // as long as a caller goes on trying
+constexpr uint64_t kAnswerNs = 1'000 * kMs;  // one message of a peer's keeper
+constexpr size_t kMaxAttempts = 256;         // each may hold a descriptor
 
 enum class Phase : uint8_t { kRetry, kListen, kAwaitHello, kAwaitWelcome, kAwaitConfirm };
 
@@ -90,7 +93,8 @@ void give_up(Attempt& a, Reason reason) noexcept {
   a.over = true;
   if (a.stream->owned_by(a.generation)) {
     a.stream->not_lifted.store(reason, std::memory_order_relaxed);
-    RSOCK_LOG(kInfo, "fd %d: stays on TCP: %s", a.stream->fd.load(std::memory_order_relaxed), reason);
+    RSOCK_LOG(kInfo, "fd %d: stays on TCP: %s", a.stream->fd.load(std::memory_order_relaxed),
+              reason);
   }
 }
 
@@ -113,15 +117,18 @@ void back_to_listening(Attempt& a) noexcept {
   a.due = a.until;
 }
 
-// --- checks ------------------------------------------------------------------------------------------
+// --- checks
+// ------------------------------------------------------------------------------------------
 
 /// Options set before the stream was known, whose effect only the kernel reproduces.
 Reason kernel_only_option(int fd) noexcept {
+  if (const auto flags = os::fcntl(fd, F_GETFL); flags && (*flags & O_ASYNC) != 0) return "O_ASYNC";
   const auto on = [fd](int level, int name) {
     const auto v = os::getsockopt_int(fd, level, name);
     return v && *v > 0;
   };
-  if (const auto v = os::getsockopt_int(fd, SOL_SOCKET, SO_RCVLOWAT); v && *v > 1) return "SO_RCVLOWAT";
+  if (const auto v = os::getsockopt_int(fd, SOL_SOCKET, SO_RCVLOWAT); v && *v > 1)
+    return "SO_RCVLOWAT";
   if (on(SOL_SOCKET, SO_ZEROCOPY)) return "SO_ZEROCOPY";
   if (on(SOL_SOCKET, SO_TIMESTAMP)) return "SO_TIMESTAMP";
   if (on(SOL_SOCKET, SO_OOBINLINE)) return "SO_OOBINLINE";
@@ -152,7 +159,8 @@ uint64_t option_u64(int fd, int name) noexcept {
 bool peer_may_speak(const Attempt& a) noexcept {
   ucred credentials{};
   socklen_t len = sizeof(credentials);
-  if (!os::getsockopt(a.connection.get(), SOL_SOCKET, SO_PEERCRED, &credentials, &len)) return false;
+  if (!os::getsockopt(a.connection.get(), SOL_SOCKET, SO_PEERCRED, &credentials, &len))
+    return false;
   return credentials.uid == 0 || credentials.uid == a.peer.uid;
 }
 
@@ -175,14 +183,15 @@ Reason examine(Attempt& a) noexcept {
   return nullptr;
 }
 
-// --- the agreed end ----------------------------------------------------------------------------------
+// --- the agreed end
+// ----------------------------------------------------------------------------------
 
 /// Both keepers agree: the channel goes under the stream.
 bool lift(Attempt& a, bool caller) noexcept {
   Stream& s = *a.stream;
   unwatch(a.connection.get());
-  std::shared_ptr<Channel> channel = transport::make_shm_channel(
-      std::move(*a.segment), std::move(a.connection), caller);
+  std::shared_ptr<Channel> channel =
+      transport::make_shm_channel(std::move(*a.segment), std::move(a.connection), caller);
   a.segment.reset();
   s.channel_nonce = a.nonce;
   s.peer_kick = a.peer_kick;
@@ -212,8 +221,8 @@ bool send_message(Attempt& a, const uint8_t* bytes, size_t n, int passed_fd) noe
   return sent && *sent == n;
 }
 
-/// Reads towards `want` bytes, never past them (a ring may follow CONFIRM). Takes a passed descriptor.
-/// 1: complete, 0: more to come, -1: the peer is gone or misbehaves.
+/// Reads towards `want` bytes, never past them (a ring may follow CONFIRM). Takes a passed
+/// descriptor. 1: complete, 0: more to come, -1: the peer is gone or misbehaves.
 int read_message(Attempt& a, size_t want, os::OwnedFd* passed) noexcept {
   while (a.inbox_size < want) {
     iovec iov{a.inbox + a.inbox_size, want - a.inbox_size};
@@ -241,7 +250,8 @@ int read_message(Attempt& a, size_t want, os::OwnedFd* passed) noexcept {
   return 1;
 }
 
-// --- caller ------------------------------------------------------------------------------------------
+// --- caller
+// ------------------------------------------------------------------------------------------
 
 void say_hello(Attempt& a) noexcept {
   auto created = transport::create_segment(config().ring_bytes);
@@ -306,14 +316,15 @@ void on_welcome(Attempt& a) noexcept {
   a.peer_kick = welcome->keeper;
   // CONFIRM goes first: on the doorbell a ring of ours must not overtake it.
   uint8_t bytes[wire::kConfirmSize];
-  wire::encode(wire::Confirm{still_wanted(a) ? wire::Verdict::kOk : wire::Verdict::kNotNow, a.nonce},
-               bytes);
+  wire::encode(
+      wire::Confirm{still_wanted(a) ? wire::Verdict::kOk : wire::Verdict::kNotNow, a.nonce}, bytes);
   if (!send_message(a, bytes, sizeof(bytes), -1)) return retry_later(a, "the peer does not answer");
   // If attaching fails now the doorbell closes, and the callee lets go as after any hang-up.
   if (!lift(a, true)) give_up(a, "closed or shared meanwhile");
 }
 
-// --- callee ------------------------------------------------------------------------------------------
+// --- callee
+// ------------------------------------------------------------------------------------------
 
 void listen_for_peer(Attempt& a) noexcept {
   const auto fd = os::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);

@@ -6,8 +6,8 @@
 #include "core/stream/holders.h"
 #include "core/stream/stream.h"
 
-// Type-stable memory: chunks are never unmapped, so that a call which raced with close() finds a Stream,
-// takes its lock and reads `closed`.
+// Type-stable memory: chunks are never unmapped, so that a call which raced with close() finds a
+// Stream, takes its lock and reads `closed`.
 
 namespace rsock::stream {
 namespace {
@@ -28,15 +28,15 @@ List& live_list() {
 std::atomic<int> g_live{0};
 
 bool grow() noexcept {
-  auto* chunk = static_cast<Stream*>(::operator new(kChunk * sizeof(Stream),
-                                                    std::align_val_t{64}, std::nothrow));
+  auto* chunk = static_cast<Stream*>(
+      ::operator new (kChunk * sizeof(Stream), std::align_val_t{64}, std::nothrow));
   if (chunk == nullptr) return false;
   for (size_t i = 0; i < kChunk; ++i) free_list().push_back(*new (&chunk[i]) Stream);
   return true;
 }
 
-/// A free stream that no thread is still inside of: a call can sit in the kernel on a descriptor that was
-/// closed under it, and leaves the gate only later.
+/// A free stream that no thread is still inside of: a call can sit in the kernel on a descriptor
+/// that was closed under it, and leaves the gate only later.
 Stream* take_free_locked() noexcept RSOCK_REQUIRES(g_mutex) {
   for (int tries = 0; tries < 8 && !free_list().empty(); ++tries) {
     Stream& s = free_list().front();
@@ -60,7 +60,7 @@ void reset(Stream& s, int fd, bool nonblocking) noexcept {
   s.tx.replay_next = 0;
   for (auto* flag : {&s.rx.want_ready, &s.rx.await_replay, &s.closed, &s.has_channel, &s.tx_wanted,
                      &s.lift_asked, &s.pinned, &s.strict_failed, &s.tcp_event, &s.peer_gone,
-                     &s.tx_nospace, &s.adopted}) {
+                     &s.tx_nospace, &s.adopted, &s.rx.fin_seen}) {
     flag->store(false, std::memory_order_relaxed);
   }
   s.fd.store(fd, std::memory_order_relaxed);
@@ -83,7 +83,7 @@ void reset(Stream& s, int fd, bool nonblocking) noexcept {
     s.sent[i].store(0, std::memory_order_relaxed);
     s.received[i].store(0, std::memory_order_relaxed);
   }
-  s.spin_ticks.store(0, std::memory_order_relaxed);
+  s.spin = SpinState{};
   s.connected_here = false;
 }
 

@@ -63,7 +63,8 @@ Result<PeerFacts> parse(const char* data, size_t n, const wire::FourTuple& tuple
     return fail(EPROTO);
   }
   const auto* msg = reinterpret_cast<const inet_diag_msg*>(NLMSG_DATA(header));
-  // Without an exact match the kernel offers a listener on that port (inet_lookup): not the other end.
+  // Without an exact match the kernel offers a listener on that port (inet_lookup): not the other
+  // end.
   if (msg->idiag_state == kTcpListen || msg->idiag_state == kTcpTimeWait) return fail(ENOENT);
   if (msg->id.idiag_dport != htons(tuple.remote.port)) return fail(ENOENT);
   return PeerFacts{msg->idiag_uid, msg->idiag_inode,

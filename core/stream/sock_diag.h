@@ -1,8 +1,9 @@
 // The kernel's facts about the other end of a TCP connection on this host (D11).
 //
-// Asks NETLINK_SOCK_DIAG for exactly one socket: sock_diag(7). Thread safety: keeper only (keeps a socket).
-// Errors: ENOENT: no such socket in this network namespace, so the peer is on another host; whatever else
-// the kernel says (EPERM under some sandboxes) means that we can't know, and the stream stays on TCP.
+// Asks NETLINK_SOCK_DIAG for exactly one socket: sock_diag(7). Thread safety: keeper only (keeps a
+// socket). Errors: ENOENT: no such socket in this network namespace, so the peer is on another
+// host; whatever else the kernel says (EPERM under some sandboxes) means that we can't know, and
+// the stream stays on TCP.
 #pragma once
 
 #include <cstdint>

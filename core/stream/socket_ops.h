@@ -1,8 +1,8 @@
 // What the interposer asks of a socket: the one door between preload/ and the rooms below it.
 //
-// Purpose: every intercepted call that concerns a descriptor of ours ends in one of these. preload/ knows
-// libc's names and errno; this header knows neither. A result is a value >= 0 or -errno.
-// The KernelCall argument performs the program's own call, with its own arguments, through libc's real
+// Purpose: every intercepted call that concerns a descriptor of ours ends in one of these. preload/
+// knows libc's names and errno; this header knows neither. A result is a value >= 0 or -errno. The
+// KernelCall argument performs the program's own call, with its own arguments, through libc's real
 // function (so that it stays a cancellation point) and returns value or -errno.
 // Thread safety: all from any thread. Those marked (fork) only from the process family of hooks.
 #pragma once
@@ -19,7 +19,8 @@
 
 namespace rsock::stream {
 
-/// A reference to a callable `long()`: the program's own call. Valid during the call it is passed to.
+/// A reference to a callable `long()`: the program's own call. Valid during the call it is passed
+/// to.
 class KernelCall {
  public:
   template <typename F, typename = std::enable_if_t<!std::is_same_v<std::decay_t<F>, KernelCall>>>
@@ -36,28 +37,31 @@ class KernelCall {
 // --- how descriptors come and go -----------------------------------------------------------------
 /// socket() gave fd: TCP sockets are noted, all else is not ours.
 void on_socket(int fd, int domain, int type, int protocol) noexcept;
-/// connect() returned `result` on fd (0, or -errno; -EINPROGRESS and -EINTR go on in the background).
+/// connect() returned `result` on fd (0, or -errno; -EINPROGRESS and -EINTR go on in the
+/// background).
 void on_connect(int fd, long result) noexcept;
 /// accept() or accept4() gave `fd` from `listener`. `flags` as for accept4.
 void on_accept(int listener, int fd, int flags) noexcept;
-/// `copy` is now another name of what `fd` is (dup, dup2, dup3, F_DUPFD*). If copy was open before, call
-/// before_close(copy) first, under no circumstances afterwards.
+/// `copy` is now another name of what `fd` is (dup, dup2, dup3, F_DUPFD*). If copy was open before,
+/// call before_close(copy) first, under no circumstances afterwards.
 void on_dup(int fd, int copy) noexcept;
-/// The number fd is about to be closed or replaced. Everything the peer must get is handed over here;
-/// afterwards the caller performs the real close. Never blocks. False: fd is internal to the library; the
-/// call must answer EBADF and touch nothing.
+/// The number fd is about to be closed or replaced. Everything the peer must get is handed over
+/// here; afterwards the caller performs the real close. Never blocks. False: fd is internal to the
+/// library; the call must answer EBADF and touch nothing.
 bool before_close(int fd) noexcept;
-/// [first, last] without our internal descriptors: calls `range(a, b)` for each gap. For close_range and
-/// closefrom.
+/// [first, last] without our internal descriptors: calls `range(a, b)` for each gap. For
+/// close_range and closefrom.
 void for_each_program_range(unsigned first, unsigned last, void (*range)(unsigned, unsigned, void*),
                             void* arg) noexcept;
 
-/// Set by core/poll, which stands above: an epoll descriptor of ours is about to be closed, or was dup'ed.
+/// Set by core/poll, which stands above: an epoll descriptor of ours is about to be closed, or was
+/// dup'ed.
 extern void (*g_epoll_close)(void* instance, int fd) noexcept;
 extern void (*g_epoll_dup)(void* instance, int copy) noexcept;
 extern void (*g_epoll_fork_child)() noexcept;
 
-// --- data ------------------------------------------------------------------------------------------
+// --- data
+// ------------------------------------------------------------------------------------------
 long send(Stream& s, int fd, const iovec* iov, size_t n, int flags, KernelCall kernel);
 long recv(Stream& s, int fd, const iovec* iov, size_t n, int flags, KernelCall kernel);
 /// sendfile to a stream. `offset` null: use and move in_fd's own position.
@@ -74,18 +78,24 @@ long setsockopt(Stream& s, int fd, int level, int name, const void* value, sockl
 /// fcntl(F_SETFL, flags) succeeded.
 void on_set_flags(Stream& s, int flags) noexcept;
 
-// --- calls that need the kernel's stream ----------------------------------------------------------
-/// The caller is about to do something to the stream that only the kernel can do, or that leaves our
-/// sight (splice, fdopen, MSG_OOB, passing the descriptor by SCM_RIGHTS): sets the stream down, and it
-/// stays on TCP for good. `reason` is a literal; it appears in the log and the summary. Returns once the
-/// kernel's stream continues at the right byte. Any fd; nothing happens if it is not a stream.
+// --- calls that need the kernel's stream
+// ----------------------------------------------------------
+/// The caller is about to do something to the stream that only the kernel can do, or that leaves
+/// our sight (splice, fdopen, MSG_OOB, passing the descriptor by SCM_RIGHTS): sets the stream down,
+/// and it stays on TCP for good. `reason` is a literal; it appears in the log and the summary.
+/// Returns once the kernel's stream continues at the right byte. Any fd; nothing happens if it is
+/// not a stream.
 void pin_to_tcp(int fd, const char* reason) noexcept;
 /// The same for every fd in the SCM_RIGHTS messages of msg (sendmsg on a Unix socket).
 void pin_passed_descriptors(const msghdr* msg) noexcept;
 
-// --- processes ------------------------------------------------------------------------------------
-/// Before fork(): sets every stream down and takes the locks. after_fork_* in parent and child release
-/// them. `child` streams may be lifted again once no other process holds them.
+// --- processes
+// ------------------------------------------------------------------------------------
+/// First thing in fork(), before any handler holds a lock: sets every stream down, so that the
+/// peers can answer while the program's handlers run. before_fork() follows.
+void prepare_fork() noexcept;
+/// Before fork(): sets every stream down and takes the locks. after_fork_* in parent and child
+/// release them. `child` streams may be lifted again once no other process holds them.
 void before_fork() noexcept;
 void after_fork_parent(bool failed) noexcept;
 void after_fork_child() noexcept;
@@ -93,8 +103,8 @@ void after_fork_child() noexcept;
 void before_spawn() noexcept;
 /// Before exec*: sets down every stream without FD_CLOEXEC, hands over what is owed on the others.
 void before_exec() noexcept;
-/// Before the process ends (exit, _exit, quick_exit, _Exit): flushes what a replay still owes and writes
-/// the summary. Idempotent; may run in any thread, also while others run.
+/// Before the process ends (exit, _exit, quick_exit, _Exit): flushes what a replay still owes and
+/// writes the summary. Idempotent; may run in any thread, also while others run.
 void before_exit() noexcept;
 
 }  // namespace rsock::stream

@@ -1,8 +1,14 @@
 // Adaptive spinning: worth it only while recent waits ended within the spin.
 //
-// A wait first spins for spin_ticks; a wait that ended soon (spinning or asleep) sets them to the maximum,
-// one that lasted longer halves them. An idle stream thus sleeps at once; a busy one never enters the kernel.
+// A wait that ends while spinning makes the next spin longer, up to the maximum; one that does not
+// halves it, down to none. A stream that has stopped spinning tries again now and then, provided
+// that its waits, asleep, end soon enough for a spin to have caught them; each failed try doubles
+// the time to the next. So an idle stream sleeps at once, a busy one never enters the kernel, and
+// on a machine without a free core, where the spinner takes the very time that its peer needs,
+// spinning ends after a few waits.
 #pragma once
+
+#include <algorithm>
 
 #include "core/base/clock.h"
 #include "core/base/config.h"
@@ -13,27 +19,47 @@ namespace rsock::stream {
 class SpinBudget {
  public:
   explicit SpinBudget(Stream& s) noexcept : s_(s), began_(ticks()), max_(max_ticks()) {
-    const uint32_t now = s.spin_ticks.load(std::memory_order_relaxed);
-    limit_ = now == 0 ? max_ : (now - 1 < max_ ? now - 1 : max_);
+    SpinState& state = s_.spin;
+    if (!state.begun) {
+      state = SpinState{};
+      state.begun = true;
+      state.limit = max_;
+    }
+    limit_ = std::min(state.limit, max_);
+    if (limit_ == 0 && max_ != 0 && state.until_try == 0) limit_ = max_ / 2;  // a try
   }
   /// True while another look at the ring is worth it.
   bool more() const noexcept { return ticks() - began_ < limit_; }
-  uint64_t elapsed() const noexcept { return ticks() - began_; }
-  /// The wait is over: learn from it.
-  void learn() noexcept {
-    const uint64_t lasted = ticks() - began_;
-    const uint32_t next = lasted <= max_ ? max_ : static_cast<uint32_t>(limit_ / 2);
-    s_.spin_ticks.store(next + 1, std::memory_order_relaxed);  // 0 means "not measured yet"
+
+  /// The wait ended while spinning.
+  void hit() noexcept {
+    s_.spin.limit = std::min(max_, std::max(limit_ * 2, max_ / 4));
+    s_.spin.try_gap = kFirstGap;
+  }
+  /// The wait had to sleep; it is over now.
+  void missed() noexcept {
+    SpinState& state = s_.spin;
+    if (limit_ != 0) {
+      const bool was_try = state.limit == 0;
+      state.limit = was_try || limit_ / 2 < max_ / 32 ? 0 : limit_ / 2;
+      if (was_try) state.try_gap = std::min<uint32_t>(state.try_gap * 2, kLastGap);
+      state.until_try = state.try_gap;
+    } else if (state.until_try != 0 && ticks() - began_ < max_) {
+      --state.until_try;
+    }
   }
   static uint32_t max_ticks() noexcept {
     return static_cast<uint32_t>(config().spin_us * ticks_per_us());
   }
 
  private:
+  static constexpr uint32_t kFirstGap = 16;  // waits
+  static constexpr uint32_t kLastGap = 4096;
+
   Stream& s_;
   uint64_t began_;
-  uint64_t max_;
-  uint64_t limit_;
+  uint32_t max_;
+  uint32_t limit_;
 };
 
 }  // namespace rsock::stream

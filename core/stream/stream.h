@@ -1,21 +1,22 @@
 // A TCP connection that can be lifted onto a channel and set down again, at any byte.
 //
-// Purpose: the state of one connection of the program. Descriptors (dup) share one Stream. On plain TCP the
-// two gates count calls into the kernel and the offsets count bytes; with a channel attached each direction
-// is either still in the kernel's hands or managed under its lock. PROTOCOL.md is the rule book; the states
-// here are its states.
+// Purpose: the state of one connection of the program. Descriptors (dup) share one Stream. On plain
+// TCP the two gates count calls into the kernel and the offsets count bytes; with a channel
+// attached each direction is either still in the kernel's hands or managed under its lock.
+// PROTOCOL.md is the rule book; the states here are its states.
 //
-// Ownership: Streams live in a slab that is never unmapped (slab.h), so a stale pointer is readable and its
-// locks can be taken; `generation` tells a recycled one. A Stream is freed when its last descriptor is gone
-// and nothing is owed to the peer.
+// Ownership: Streams live in a slab that is never unmapped (slab.h), so a stale pointer is readable
+// and its locks can be taken; `generation` tells a recycled one. A Stream is freed when its last
+// descriptor is gone and nothing is owed to the peer.
 //
-// Thread safety: tx members under tx.mutex, rx members under rx.mutex, atomics anywhere. Lock order:
-// watch_mutex, epoll instance, tx.mutex, rx.mutex. `channel` changes with both tx and rx held; holding one
-// of them, or a copy of the shared_ptr taken under one, keeps it alive.
+// Thread safety: tx members under tx.mutex, rx members under rx.mutex, atomics anywhere. Lock
+// order: watch_mutex, epoll instance, tx.mutex, rx.mutex. `channel` changes with both tx and rx
+// held; holding one of them, or a copy of the shared_ptr taken under one, keeps it alive.
 //
 // Invariants:
 //  1. tx.state == kKernel  <=>  tx.gate not managed, outside the lock; likewise rx.
-//  2. tx.offset and rx.offset count the program's bytes of that direction since the connection began,
+//  2. tx.offset and rx.offset count the program's bytes of that direction since the connection
+//  began,
 //     whatever path they took.
 //  3. tx.state == kRing or kReplay implies a channel; rx.state != kKernel implies a channel.
 //  4. Nothing is written to the TCP stream between tx_set_start() and the turn of that direction.
@@ -68,11 +69,19 @@ struct RxSide {
   Gate gate;
   Mutex mutex;
   std::atomic<uint64_t> offset{0};
-  RxState state = RxState::kKernel;        // written under mutex
-  bool ring_done = false;                  // nothing more to come from the attached channel
-  bool shut = false;                       // SHUT_RD
-  std::atomic<bool> want_ready{false};     // a channel waits for the readers to be out of the kernel
-  std::atomic<bool> await_replay{false};   // frozen: bytes are owed to us on TCP
+  RxState state = RxState::kKernel;       // written under mutex
+  bool ring_done = false;                 // nothing more to come from the attached channel
+  bool shut = false;                      // SHUT_RD
+  std::atomic<bool> fin_seen{false};      // the end was reached: recv says 0, whatever comes later
+  std::atomic<bool> want_ready{false};    // a channel waits for the readers to be out of the kernel
+  std::atomic<bool> await_replay{false};  // frozen: bytes are owed to us on TCP
+};
+
+struct SpinState {
+  uint32_t limit = 0;      // ticks the next wait may spin
+  uint32_t until_try = 0;  // waits until spinning is tried again, when limit is 0
+  uint32_t try_gap = 16;
+  bool begun = false;
 };
 
 /// Why a stream is not lifted: literals, so that pointers can be kept and compared.
@@ -86,11 +95,13 @@ class Stream : public boost::intrusive::list_base_hook<
 
   // --- identity and life ---
   std::atomic<uint32_t> generation{0};  // odd while in use
-  std::atomic<int> fd{-1};              // one live number of the program (or ours, when a replay is owed)
+  std::atomic<int> fd{-1};  // one live number of the program (or ours, when a replay is owed)
   std::atomic<int> fd_refs{0};
-  std::atomic<bool> closed{false};      // no descriptor of the program is left
-  std::atomic<bool> adopted{false};     // closed, and the keeper finishes what is owed on a descriptor of its own
-  std::atomic<uint32_t>* holders = nullptr;  // processes that hold it, in memory they share; null: only us
+  std::atomic<bool> closed{false};  // no descriptor of the program is left
+  std::atomic<bool> adopted{
+      false};  // closed, and the keeper finishes what is owed on a descriptor of its own
+  std::atomic<uint32_t>* holders =
+      nullptr;  // processes that hold it, in memory they share; null: only us
   void* holders_block = nullptr;
 
   // --- what the program set ---
@@ -99,21 +110,21 @@ class Stream : public boost::intrusive::list_base_hook<
   std::atomic<int64_t> snd_timeout_ns{0};
 
   // --- lifting ---
-  std::shared_ptr<Channel> channel;              // see "Thread safety"
-  std::atomic<bool> has_channel{false};          // cheap mirror for checks without a lock
-  std::atomic<int> doorbell_fd{-1};              // channel's wait_fd(), while it is attached
-  std::atomic<bool> tx_nospace{false};           // a sender was told to wait: room is news (SOCK_NOSPACE)
-  std::atomic<bool> tx_wanted{false};            // the peer is ready: switch at the next chance
-  std::atomic<uint32_t> calls{0};                // intercepted data calls on TCP, until it is asked for
+  std::shared_ptr<Channel> channel;      // see "Thread safety"
+  std::atomic<bool> has_channel{false};  // cheap mirror for checks without a lock
+  std::atomic<int> doorbell_fd{-1};      // channel's wait_fd(), while it is attached
+  std::atomic<bool> tx_nospace{false};   // a sender was told to wait: room is news (SOCK_NOSPACE)
+  std::atomic<bool> tx_wanted{false};    // the peer is ready: switch at the next chance
+  std::atomic<uint32_t> calls{0};        // intercepted data calls on TCP, until it is asked for
   std::atomic<bool> lift_asked{false};
-  std::atomic<bool> pinned{false};               // TCP for good
-  std::atomic<Reason> not_lifted{nullptr};       // the last reason
-  std::atomic<bool> strict_failed{false};        // RSOCK_STRICT: next call fails
-  uint64_t strict_deadline_ns = 0;               // keeper only
-  uint32_t attempts = 0;                         // keeper only
-  uint64_t channel_nonce = 0;                    // keeper only; 0: none
-  wire::SocketName peer_kick;                    // where the peer's keeper listens
-  uint32_t ever_lifted = 0;                      // bits of 1 << PathKind
+  std::atomic<bool> pinned{false};          // TCP for good
+  std::atomic<Reason> not_lifted{nullptr};  // the last reason
+  std::atomic<bool> strict_failed{false};   // RSOCK_STRICT: next call fails
+  uint64_t strict_deadline_ns = 0;          // keeper only
+  uint32_t attempts = 0;                    // keeper only
+  uint64_t channel_nonce = 0;               // keeper only; 0: none
+  wire::SocketName peer_kick;               // where the peer's keeper listens
+  uint32_t ever_lifted = 0;                 // bits of 1 << PathKind
   uint32_t set_downs = 0;
 
   // --- events ---
@@ -127,8 +138,8 @@ class Stream : public boost::intrusive::list_base_hook<
   std::atomic<uint64_t> sent[kPaths] = {};
   std::atomic<uint64_t> received[kPaths] = {};
 
-  /// How long the next wait may spin, in ticks; shrinks when spins miss (spin.h).
-  std::atomic<uint32_t> spin_ticks{0};
+  /// What waits have taught (spin.h). Two threads may mix it up: it is only a guess.
+  SpinState spin;
   bool connected_here = false;  // we called connect(): tcpi_bytes_acked counts our SYN
 
   bool owned_by(uint32_t gen) const noexcept {

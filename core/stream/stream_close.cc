@@ -13,7 +13,8 @@
 namespace rsock::stream {
 namespace {
 
-/// The peer may have let go of the channel without our having noticed yet; then nobody drains the ring.
+/// The peer may have let go of the channel without our having noticed yet; then nobody drains the
+/// ring.
 bool peer_hung_up(const Channel& channel) noexcept {
   pollfd p{channel.wait_fd(), 0, 0};
   timespec now{0, 0};
@@ -54,11 +55,13 @@ void end_tx_locked(Stream& s) noexcept RSOCK_REQUIRES(s.tx.mutex) {
 bool unread_in_channel_locked(Stream& s) noexcept RSOCK_REQUIRES(s.rx.mutex) {
   if (!s.channel) return false;
   const auto start = s.channel->rx_start();
-  return start && s.rx.offset.load(std::memory_order_relaxed) < *start + s.channel->rx_published() &&
+  return start &&
+         s.rx.offset.load(std::memory_order_relaxed) < *start + s.channel->rx_published() &&
          !s.channel->rx_replayed();
 }
 
-/// close() with unread bytes, or SO_LINGER 0, resets the connection: RFC 1122 4.2.2.13, tcp_close().
+/// close() with unread bytes, or SO_LINGER 0, resets the connection: RFC 1122 4.2.2.13,
+/// tcp_close().
 void make_close_reset(int fd) noexcept {
   const linger now{1, 0};
   (void)os::setsockopt(fd, SOL_SOCKET, SO_LINGER, &now, sizeof(now));
@@ -67,7 +70,8 @@ void make_close_reset(int fd) noexcept {
 bool lingers_zero(int fd) noexcept {
   linger now{};
   socklen_t len = sizeof(now);
-  return os::getsockopt(fd, SOL_SOCKET, SO_LINGER, &now, &len) && now.l_onoff != 0 && now.l_linger == 0;
+  return os::getsockopt(fd, SOL_SOCKET, SO_LINGER, &now, &len) && now.l_onoff != 0 &&
+         now.l_linger == 0;
 }
 
 /// The last descriptor goes. True: the stream is finished; false: the keeper carries on with it.
@@ -96,7 +100,7 @@ bool close_last(Stream& s, int fd) noexcept {
   s.channel->wake_local();  // threads that still wait meet `closed`
   s.channel = nullptr;
   s.has_channel.store(false, std::memory_order_release);
-    s.doorbell_fd.store(-1, std::memory_order_release);
+  s.doorbell_fd.store(-1, std::memory_order_release);
   return true;
 }
 
@@ -156,8 +160,9 @@ bool before_close(int fd) noexcept {
   }
   Stream* s = FdTable::stream(fd);
   if (s == nullptr) return true;
-  // Cleared before the real close: the number can be reused by another thread in the same instant. Whoever
-  // gets the stream out of the slot closes it; a second close of the same number finds nothing.
+  // Cleared before the real close: the number can be reused by another thread in the same instant.
+  // Whoever gets the stream out of the slot closes it; a second close of the same number finds
+  // nothing.
   if (FdTable::kind_of(FdTable::clear(fd)) != FdKind::kStream) return true;
   if (s->fd_refs.fetch_sub(1, std::memory_order_acq_rel) > 1) {
     choose_other_fd(*s, fd);

@@ -14,8 +14,8 @@
 namespace rsock::stream {
 namespace {
 
-/// A third party (fork, exec, another process) waits at most so long for the peer's library to put the
-/// bytes it owes us into TCP. It answers in well under a millisecond unless it is stopped.
+/// A third party (fork, exec, another process) waits at most so long for the peer's library to put
+/// the bytes it owes us into TCP. It answers in well under a millisecond unless it is stopped.
 constexpr int64_t kHandOverNs = 1'000'000'000;
 
 }  // namespace
@@ -34,7 +34,8 @@ void finish_rx_locked(Stream& s) noexcept {
 
 void begin_replay_locked(Stream& s, uint64_t x) noexcept {
   const uint64_t tail = s.channel->tx_tail();
-  if (x > tail || tail - x > s.channel->capacity()) {  // a lie: there is nothing true to continue from
+  if (x > tail ||
+      tail - x > s.channel->capacity()) {  // a lie: there is nothing true to continue from
     s.error.store(ECONNRESET, std::memory_order_release);
     s.tx.replay_next = tail;
   } else {
@@ -57,8 +58,8 @@ bool flush_replay_locked(Stream& s) noexcept {
         Keeper::watch_for_room(s);
         return false;
       }
-      // The connection is gone and the bytes with it, as they would be from a kernel buffer. The program
-      // hears of it once, as it would have.
+      // The connection is gone and the bytes with it, as they would be from a kernel buffer. The
+      // program hears of it once, as it would have.
       if (!(sent.error() == EPIPE)) s.error.store(value(sent.error()), std::memory_order_release);
       break;
     }
@@ -187,7 +188,8 @@ void attend(Stream& s) noexcept {
     MutexLock lock(s.tx.mutex);
     if (!s.channel) return;
     if (s.tx.state == TxState::kKernel && !s.tx.ring_done) {
-      if (s.channel->tx_turn().kind != TurnKind::kOpen || s.peer_gone.load(std::memory_order_acquire)) {
+      if (s.channel->tx_turn().kind != TurnKind::kOpen ||
+          s.peer_gone.load(std::memory_order_acquire)) {
         s.tx.ring_done = true;
         s.channel->tx_set_replayed();
         s.tx_wanted.store(false, std::memory_order_relaxed);
@@ -203,9 +205,11 @@ void attend(Stream& s) noexcept {
   {
     MutexLock lock(s.rx.mutex);
     if (!s.channel) return;
-    // A turn of the peer's direction before or after the switch; one look sorts it out without taking bytes.
+    // A turn of the peer's direction before or after the switch; one look sorts it out without
+    // taking bytes.
     if (s.rx.state == RxState::kKernel && !s.rx.ring_done) {
-      if (s.channel->rx_turn().kind != TurnKind::kOpen || s.peer_gone.load(std::memory_order_acquire)) {
+      if (s.channel->rx_turn().kind != TurnKind::kOpen ||
+          s.peer_gone.load(std::memory_order_acquire)) {
         s.rx.want_ready.store(false, std::memory_order_relaxed);
         s.rx.ring_done = true;
       }
@@ -220,6 +224,31 @@ void attend(Stream& s) noexcept {
   }
   maybe_detach(s);
   wake_waiters(s);
+}
+
+void judge_unread(Stream& s) noexcept {
+  MutexLock lock(s.tx.mutex);
+  if (!s.channel || s.tx.state != TxState::kRing) return;
+  const Turn turn = s.channel->tx_recall();
+  if (turn.kind != TurnKind::kFrozen || turn.at >= s.channel->tx_tail()) return;
+  char byte = 0;
+  const int fd = s.fd.load(std::memory_order_relaxed);
+  const auto seen = os::recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+  if (!seen && seen.error() != EAGAIN) {
+    // The kernel tells an error once: it was meant for the program.
+    s.error.store(value(seen.error()), std::memory_order_release);
+  } else if (!seen || *seen != 0) {
+    return;  // TCP lives on: the bytes are replayed
+  } else {
+    // Let the peer's kernel reset the connection for real, so that all later calls see what follows
+    // a reset; the error that it leaves (EPIPE after FIN, tcp_reset()) is replaced by the one that
+    // fits.
+    (void)os::send(fd, &byte, 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+    (void)os::getsockopt_int(fd, SOL_SOCKET, SO_ERROR);
+    s.error.store(ECONNRESET, std::memory_order_release);
+  }
+  s.channel->tx_set_replayed();
+  finish_tx_locked(s);
 }
 
 void fail_stream(Stream& s, Reason reason) noexcept {
@@ -239,8 +268,8 @@ void fail_stream(Stream& s, Reason reason) noexcept {
     s.rx.ring_done = true;
     s.rx.await_replay.store(false, std::memory_order_relaxed);
   }
-  // The bytes that remain on TCP continue nothing: nobody may read them as if they did. Connecting to
-  // AF_UNSPEC aborts: RST to the peer, queues purged (net/ipv4/tcp.c, tcp_disconnect).
+  // The bytes that remain on TCP continue nothing: nobody may read them as if they did. Connecting
+  // to AF_UNSPEC aborts: RST to the peer, queues purged (net/ipv4/tcp.c, tcp_disconnect).
   sockaddr none{};
   none.sa_family = AF_UNSPEC;
   (void)os::connect(fd, &none, sizeof(none));

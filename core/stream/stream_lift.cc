@@ -2,8 +2,8 @@
 
 #include <fcntl.h>
 #include <linux/sockios.h>
-#include <netinet/in.h>
 #include <linux/tcp.h>
+#include <netinet/in.h>
 #include <sys/ioctl.h>
 
 #include "core/base/config.h"
@@ -21,8 +21,8 @@ bool tcp_info(int fd, tcp_info* info) noexcept {
   return os::getsockopt(fd, IPPROTO_TCP, TCP_INFO, info, &len).has_value();
 }
 
-/// Does the kernel agree with our count of received bytes? If not, somebody reads this connection without
-/// our seeing it (stdio inside libc, io_uring, another process), and it must stay on TCP.
+/// Does the kernel agree with our count of received bytes? If not, somebody reads this connection
+/// without our seeing it (stdio inside libc, io_uring, another process), and it must stay on TCP.
 /// tcpi_bytes_received counts a received FIN (net/ipv4/tcp_input.c, tcp_fin).
 bool kernel_agrees_on_received(int fd, uint64_t offset) noexcept {
   for (int i = 0; i < 8; ++i) {
@@ -75,9 +75,9 @@ void note_traffic(Stream& s) noexcept {
   if (s.lift_asked.load(std::memory_order_relaxed)) return;
   const uint32_t calls = s.calls.fetch_add(1, std::memory_order_relaxed) + 1;
   const Config& c = config();
-  if (calls < c.lift_calls && s.tx.offset.load(std::memory_order_relaxed) +
-                                      s.rx.offset.load(std::memory_order_relaxed) <
-                                  c.lift_bytes) {
+  if (calls < c.lift_calls &&
+      s.tx.offset.load(std::memory_order_relaxed) + s.rx.offset.load(std::memory_order_relaxed) <
+          c.lift_bytes) {
     return;
   }
   if (s.lift_asked.exchange(true, std::memory_order_acq_rel)) return;

@@ -2,8 +2,8 @@
 
 #include <fcntl.h>
 #include <linux/sockios.h>
-#include <netinet/in.h>
 #include <linux/tcp.h>
+#include <netinet/in.h>
 #include <sys/ioctl.h>
 
 #include "core/base/config.h"
@@ -89,7 +89,8 @@ long bytes_unsent(Stream& s, int fd) noexcept {
   const auto queued = os::ioctl_int(fd, SIOCOUTQ);
   long n = queued ? *queued : 0;
   if (s.tx.state == TxState::kRing) n += static_cast<long>(s.channel->tx_unread());
-  if (s.tx.state == TxState::kReplay) n += static_cast<long>(s.channel->tx_tail() - s.tx.replay_next);
+  if (s.tx.state == TxState::kReplay)
+    n += static_cast<long>(s.channel->tx_tail() - s.tx.replay_next);
   return n;
 }
 
@@ -148,6 +149,7 @@ long ioctl(Stream& s, int fd, unsigned long request, void* arg, KernelCall kerne
     if (r >= 0) s.nonblocking.store(*static_cast<int*>(arg) != 0, std::memory_order_relaxed);
     return r;
   }
+  if (request == FIOASYNC) pin_to_tcp(fd, "O_ASYNC");
   if (!s.has_channel.load(std::memory_order_acquire)) return kernel();
   if (request != SIOCINQ && request != SIOCOUTQ) return kernel();
   const long r = kernel();  // checks the argument's address for us
@@ -169,7 +171,8 @@ long getsockopt(Stream& s, int fd, int level, int name, void* value, socklen_t* 
 
 long setsockopt(Stream& s, int fd, int level, int name, const void* value, socklen_t len,
                 KernelCall kernel) {
-  if (const Reason reason = pins(level, name, value, len); reason != nullptr) pin_to_tcp(fd, reason);
+  if (const Reason reason = pins(level, name, value, len); reason != nullptr)
+    pin_to_tcp(fd, reason);
   const long r = kernel();
   if (r != 0 || level != SOL_SOCKET) return r;
   if (name == SO_RCVTIMEO) {
@@ -182,6 +185,8 @@ long setsockopt(Stream& s, int fd, int level, int name, const void* value, sockl
 
 void on_set_flags(Stream& s, int flags) noexcept {
   s.nonblocking.store((flags & O_NONBLOCK) != 0, std::memory_order_relaxed);
+  // SIGIO is the kernel's to send.
+  if ((flags & O_ASYNC) != 0) pin_to_tcp(s.fd.load(std::memory_order_relaxed), "O_ASYNC");
 }
 
 void pin_to_tcp(int fd, const char* reason) noexcept {
@@ -196,7 +201,8 @@ void pin_passed_descriptors(const msghdr* msg) noexcept {
   if (msg == nullptr || msg->msg_control == nullptr) return;
   auto* header = const_cast<msghdr*>(msg);
   for (cmsghdr* c = CMSG_FIRSTHDR(header); c != nullptr; c = CMSG_NXTHDR(header, c)) {
-    if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS || c->cmsg_len < CMSG_LEN(0)) continue;
+    if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS || c->cmsg_len < CMSG_LEN(0))
+      continue;
     const size_t count = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
     const auto* fds = reinterpret_cast<const int*>(CMSG_DATA(c));
     for (size_t i = 0; i < count; ++i) pin_to_tcp(fds[i], "passed to another process");

@@ -1,7 +1,8 @@
 // What poll(2) would say of a stream: the channel's part from its words, the rest from the kernel.
 //
-// The rules are tcp_poll()'s (net/ipv4/tcp.c): IN when there are bytes or the end; RDHUP and IN after FIN; HUP when
-// both directions are over; OUT when a third of the room is free or our direction is over; ERR on an error.
+// The rules are tcp_poll()'s (net/ipv4/tcp.c): IN when there are bytes or the end; RDHUP and IN
+// after FIN; HUP when both directions are over; OUT when a third of the room is free or our
+// direction is over; ERR on an error.
 
 #include <poll.h>
 
@@ -25,6 +26,7 @@ struct Halves {
   short events = 0;
   bool ask_kernel_in = false;   // the kernel's IN, RDHUP count
   bool ask_kernel_out = false;  // the kernel's OUT counts
+  bool died_silently = false;   // no word in the channel about an end that TCP may tell of
 };
 
 void look_at_rx(Stream& s, Halves* h) noexcept {
@@ -57,8 +59,10 @@ void look_at_rx(Stream& s, Halves* h) noexcept {
     h->events |= kIn;
     return;
   }
+  h->died_silently = turn.kind == TurnKind::kOpen;
   // Drained or recalled: from here on the kernel knows.
   if (turn.kind == TurnKind::kFrozen) s.rx.await_replay.store(true, std::memory_order_release);
+  if (turn.kind == TurnKind::kEnded) s.rx.fin_seen.store(true, std::memory_order_relaxed);
   if (turn.kind != TurnKind::kOpen || gone) finish_rx_locked(s);
   h->ask_kernel_in = true;
 }
@@ -97,10 +101,15 @@ short ready_events(Stream& s, int fd, short interest) noexcept {
   const bool tcp_spoke = s.tcp_event.load(std::memory_order_acquire);
   if (h.ask_kernel_in || h.ask_kernel_out || tcp_spoke) {
     short k = kernel_events(fd, static_cast<short>(interest | POLLRDHUP));
-    // While the ring holds bytes the kernel's end of stream comes after them, but Linux reports RDHUP and IN
-    // together as soon as FIN has arrived, so they may be passed on; HUP says that nothing can be sent either.
+    // While the ring holds bytes the kernel's end of stream comes after them, but Linux reports
+    // RDHUP and IN together as soon as FIN has arrived, so they may be passed on; HUP says that
+    // nothing can be sent either.
     if (!h.ask_kernel_in) k = static_cast<short>(k & ~(POLLIN | POLLRDNORM));
     if (!h.ask_kernel_out) k = static_cast<short>(k & ~kOut);
+    if ((k & POLLRDHUP) != 0 && h.died_silently) {
+      judge_unread(s);
+      if (s.error.load(std::memory_order_relaxed) != 0) k |= POLLERR | POLLHUP | kOut;
+    }
     events = static_cast<short>(events | k);
   }
   return static_cast<short>(events & (interest | POLLERR | POLLHUP | POLLNVAL));

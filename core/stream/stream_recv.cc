@@ -17,6 +17,9 @@ namespace {
 
 constexpr int kKernelOnlyFlags = MSG_OOB | MSG_ERRQUEUE;
 
+/// The peer's process ended without a word in the channel; what it left unread decides what that
+/// means.
+constexpr long kPeerDied = kRetryInKernel + 2;
 /// Between the steps: the state changed, take the step that fits it now.
 constexpr long kLookAgain = kRetryInKernel + 1;
 
@@ -56,8 +59,8 @@ long ring_step_locked(Stream& s, int fd, const iovec* iov, size_t n, size_t skip
   long got = read_ring_locked(s, iov, n, skip, limit, flags);
   if (got != 0) return got;
   if (ch.rx_failed()) return -EPROTO;
-  // Empty. Each of these was set after the last byte that it speaks of was published, so one more look at
-  // the ring after reading it finds that byte.
+  // Empty. Each of these was set after the last byte that it speaks of was published, so one more
+  // look at the ring after reading it finds that byte.
   const Turn turn = ch.rx_turn();
   const bool event = s.tcp_event.load(std::memory_order_acquire);
   const bool gone = s.peer_gone.load(std::memory_order_acquire);
@@ -70,29 +73,31 @@ long ring_step_locked(Stream& s, int fd, const iovec* iov, size_t n, size_t skip
   got = read_ring_locked(s, iov, n, skip, limit, flags);
   if (got != 0) return got;
   if (turn.kind == TurnKind::kEnded || gone) {
-    // Drained. Ended: FIN follows on TCP. Gone: the peer let go of the channel with the direction open, so
-    // nothing more can come on it (it died, or became another program). Either way the kernel knows.
+    // Drained. Ended: FIN follows on TCP. Gone: the peer let go of the channel with the direction
+    // open, so nothing more can come on it (it died, or became another program). Either way the
+    // kernel knows.
     if (ch.rx_failed()) return -EPROTO;
+    if (turn.kind == TurnKind::kEnded) s.rx.fin_seen.store(true, std::memory_order_relaxed);
     finish_rx_locked(s);
     return kRetryInKernel;
   }
   if (s.rx.shut) return 0;
   const long probed = probe_tcp_locked(s, fd);
   if (probed == 0) {
-    // FIN without a word in the channel: the peer was killed, or the program exits this instant. What it
-    // published before is visible now.
+    // FIN without a word in the channel: the peer was killed, or the program exits this instant.
+    // What it published before is visible now.
     got = read_ring_locked(s, iov, n, skip, limit, flags);
-    return got != 0 ? got : (ch.rx_turn().kind == TurnKind::kOpen ? 0 : kLookAgain);
+    return got != 0 ? got : (ch.rx_turn().kind == TurnKind::kOpen ? kPeerDied : kLookAgain);
   }
   if (probed < 0) return probed;
-  // Bytes on TCP while the ring is open: the direction was turned just now, or somebody writes to the
-  // connection behind both libraries.
+  // Bytes on TCP while the ring is open: the direction was turned just now, or somebody writes to
+  // the connection behind both libraries.
   return ch.rx_turn().kind == TurnKind::kOpen ? -EPROTO : kLookAgain;
 }
 
-/// How many bytes of the TCP stream may be read without passing the switch. 0: none now. The order of the
-/// loads is the proof (PROTOCOL.md): what is queued before `start` is still unset lies before N; a turn
-/// that is seen before an unset start means that there will never be one.
+/// How many bytes of the TCP stream may be read without passing the switch. 0: none now. The order
+/// of the loads is the proof (PROTOCOL.md): what is queued before `start` is still unset lies
+/// before N; a turn that is seen before an unset start means that there will never be one.
 size_t tcp_allowance_locked(Stream& s, int fd, bool* never) noexcept RSOCK_REQUIRES(s.rx.mutex) {
   Channel& ch = *s.channel;
   const auto queued = os::ioctl_int(fd, FIONREAD);
@@ -162,7 +167,9 @@ long sleep_for_bytes(Stream& s, int fd, Deadline deadline, const iovec* iov, siz
   *got = rx_try_locked(s, fd, iov, n, skip, limit, flags);
   if (*got != -EAGAIN) return 0;
   timespec storage;
-  const timespec* timeout = deadline.as_timespec(&storage);
+  // Bytes in hand: a signal ends the call, whatever SA_RESTART says (tcp_recvmsg returns the
+  // count).
+  const timespec* timeout = deadline.for_futex(&storage, skip != 0);
   if (timeout != nullptr && timeout->tv_sec == 0 && timeout->tv_nsec == 0) return -EAGAIN;
   s.rx.mutex.unlock();
   const auto slept = ch->rx_sleep(bell, timeout);
@@ -179,7 +186,7 @@ long wait_locked(Stream& s, int fd, Deadline deadline, const iovec* iov, size_t 
   if (s.rx.state == RxState::kRing) {
     while (spin.more()) {
       if (s.channel->rx_available() != 0) {
-        spin.learn();
+        spin.hit();
         return 0;
       }
       if (s.rx.mutex.contended()) break;
@@ -187,8 +194,30 @@ long wait_locked(Stream& s, int fd, Deadline deadline, const iovec* iov, size_t 
     }
   }
   const long result = sleep_for_bytes(s, fd, deadline, iov, n, skip, limit, flags, got);
-  spin.learn();
+  spin.missed();
   return result;
+}
+
+/// MSG_PEEK | MSG_WAITALL found `have` of `want` bytes: waits for more. False: this is all there
+/// will be.
+bool wait_for_more_locked(Stream& s, size_t have, size_t want, Deadline deadline) noexcept
+    RSOCK_REQUIRES(s.rx.mutex) {
+  if (s.rx.state != RxState::kRing || have >= want || have >= s.channel->capacity()) return false;
+  std::shared_ptr<Channel> ch = s.channel;
+  const uint32_t bell = ch->rx_bell();
+  ch->rx_arm(transport::Sleep::kFutex);
+  if (ch->rx_available() > have) return true;
+  if (ch->rx_turn().kind != TurnKind::kOpen || s.tcp_event.load(std::memory_order_acquire) ||
+      s.rx.shut) {
+    return false;
+  }
+  timespec storage;
+  const timespec* timeout = deadline.for_futex(&storage, true);
+  s.rx.mutex.unlock();
+  const auto slept = ch->rx_sleep(bell, timeout);
+  ch.reset();
+  s.rx.mutex.lock();
+  return slept.has_value() && s.rx.state == RxState::kRing;
 }
 
 /// The managed half of recv(): loops over attempts and waits.
@@ -209,8 +238,14 @@ long recv_managed(Stream& s, int fd, const iovec* iov, size_t n, size_t total, s
       if (waited == 0 && got == -EAGAIN) continue;
     }
     if (waited != 0) return *done != 0 ? static_cast<long>(*done) : waited;
-    if (got == kRetryInKernel) return kRetryInKernel;
+    if (got == kRetryInKernel || got == kPeerDied) {
+      return got == kPeerDied && *done != 0 ? static_cast<long>(*done) : got;
+    }
     if (got <= 0) return *done != 0 ? static_cast<long>(*done) : got;
+    if ((flags & MSG_PEEK) != 0 && (flags & MSG_WAITALL) != 0 && blocking &&
+        wait_for_more_locked(s, static_cast<size_t>(got), total, deadline)) {
+      continue;
+    }
     *done += static_cast<size_t>(got);
     if (*done >= total || (flags & MSG_WAITALL) == 0 || (flags & MSG_PEEK) != 0) {
       return static_cast<long>(*done);
@@ -218,8 +253,8 @@ long recv_managed(Stream& s, int fd, const iovec* iov, size_t n, size_t total, s
   }
 }
 
-/// The kernel half; what a clean end means when a replay is still owed to us. It is clean only if TCP gave
-/// everything that the sender had published (D10).
+/// The kernel half; what a clean end means when a replay is still owed to us. It is clean only if
+/// TCP gave everything that the sender had published (D10).
 long judge_kernel_end(Stream& s, long r) noexcept {
   if (r != 0 || !s.rx.await_replay.load(std::memory_order_acquire)) return r;
   MutexLock lock(s.rx.mutex);
@@ -287,16 +322,25 @@ long recv(Stream& s, int fd, const iovec* iov, size_t n, int flags, KernelCall k
         if (s.rx.want_ready.load(std::memory_order_acquire)) try_ready(s);
       });
       if (done != 0) return recv_rest_in_kernel(s, fd, iov, n, total, done, flags);
-      if (const int e = take_error(s); __builtin_expect(e != 0, 0)) return -e;
+      // After FIN the end comes before any error (SOCK_DONE in tcp_recvmsg_locked()).
+      if (!s.rx.fin_seen.load(std::memory_order_relaxed)) {
+        if (const int e = take_error(s); __builtin_expect(e != 0, 0)) return -e;
+      }
       return count_received(s, judge_kernel_end(s, kernel()), flags);
     }
-    // A signal handler interrupted this very thread in the middle of a copy: it can't wait for itself.
+    // A signal handler interrupted this very thread in the middle of a copy: it can't wait for
+    // itself.
     if (s.rx.mutex.held_by_me()) return -EAGAIN;
     if (total == 0) total = iov_total(iov, n);
-    const long r = recv_managed(s, fd, iov, n, total, &done, flags);
+    if (iov_impossible(iov, n)) return done != 0 ? static_cast<long>(done) : -EFAULT;
+    long r = recv_managed(s, fd, iov, n, total, &done, flags);
     if (r == -EPROTO) {
       fail_stream(s, "peer broke the protocol");
       return done != 0 ? static_cast<long>(done) : -ECONNRESET;
+    }
+    if (r == kPeerDied) {
+      judge_unread(s);
+      r = 0;
     }
     if (r == 0) {
       // The end was reached in the ring: an error that is owed to the program comes before it.

@@ -19,7 +19,7 @@ enum class Step : uint8_t { kDone, kKernel, kError };
 bool spin_for_room_locked(Stream& s, SpinBudget& spin) noexcept RSOCK_REQUIRES(s.tx.mutex) {
   while (spin.more()) {
     if (s.channel->tx_room() != 0) {
-      spin.learn();
+      spin.hit();
       return true;
     }
     if (s.tx.mutex.contended()) return false;
@@ -29,7 +29,10 @@ bool spin_for_room_locked(Stream& s, SpinBudget& spin) noexcept RSOCK_REQUIRES(s
 }
 
 /// Sleeps until there may be room. Lock held on entry and return. 0: look again; else -errno.
-long wait_for_room_locked(Stream& s, Deadline deadline) noexcept RSOCK_REQUIRES(s.tx.mutex) {
+/// `partial`: bytes were taken already, so a signal ends the call, whatever SA_RESTART says
+/// (tcp_sendmsg returns the count).
+long wait_for_room_locked(Stream& s, Deadline deadline, bool partial) noexcept
+    RSOCK_REQUIRES(s.tx.mutex) {
   SpinBudget spin(s);
   if (s.tx.state == TxState::kRing && spin_for_room_locked(s, spin)) return 0;
   std::shared_ptr<Channel> ch = s.channel;
@@ -42,13 +45,13 @@ long wait_for_room_locked(Stream& s, Deadline deadline) noexcept RSOCK_REQUIRES(
   }
   if (s.tx.state == TxState::kReplay && flush_replay_locked(s)) return 0;
   timespec storage;
-  const timespec* timeout = deadline.as_timespec(&storage);
+  const timespec* timeout = deadline.for_futex(&storage, partial);
   if (timeout != nullptr && timeout->tv_sec == 0 && timeout->tv_nsec == 0) return -EAGAIN;
   s.tx.mutex.unlock();
   const auto slept = ch->tx_sleep(bell, timeout);
   ch.reset();
   s.tx.mutex.lock();
-  spin.learn();
+  spin.missed();
   if (slept) return 0;
   return slept.error() == ETIMEDOUT ? -EAGAIN : -value(slept.error());
 }
@@ -95,7 +98,7 @@ Step send_managed(Stream& s, const iovec* iov, size_t n, size_t total, size_t* d
       *error = -EAGAIN;
       return Step::kError;
     }
-    if (const long e = wait_for_room_locked(s, deadline); e != 0) {
+    if (const long e = wait_for_room_locked(s, deadline, *done != 0); e != 0) {
       *error = e;
       return Step::kError;
     }
@@ -111,8 +114,8 @@ long count_sent(Stream& s, long r) noexcept {
   return r;
 }
 
-/// The rest of a message whose beginning went into the ring before the direction was set down. A blocking
-/// send never returns a short count for our reasons.
+/// The rest of a message whose beginning went into the ring before the direction was set down. A
+/// blocking send never returns a short count for our reasons.
 long send_rest_in_kernel(Stream& s, int fd, const iovec* iov, size_t n, size_t total, size_t done,
                          int flags) noexcept {
   while (done < total) {
@@ -148,16 +151,19 @@ long send(Stream& s, int fd, const iovec* iov, size_t n, int flags, KernelCall k
       if (const int e = take_error(s); __builtin_expect(e != 0, 0)) return -e;
       return count_sent(s, kernel());
     }
-    // A signal handler interrupted this very thread in the middle of a copy: it can't wait for itself.
+    // A signal handler interrupted this very thread in the middle of a copy: it can't wait for
+    // itself.
     if (s.tx.mutex.held_by_me()) return -EAGAIN;
     if (total == 0) total = iov_total(iov, n);
+    if (iov_impossible(iov, n)) return done != 0 ? static_cast<long>(done) : -EFAULT;
     long error = 0;
     switch (send_managed(s, iov, n, total, &done, flags, &error)) {
       case Step::kDone:
         return static_cast<long>(done);
       case Step::kKernel:
         maybe_detach(s);
-        if (s.tx.gate.managed()) return done != 0 ? static_cast<long>(done) : kernel();  // after FIN
+        if (s.tx.gate.managed())
+          return done != 0 ? static_cast<long>(done) : kernel();  // after FIN
         continue;
       case Step::kError:
         if (error == -EPROTO) {

@@ -1,30 +1,38 @@
-// The path interface: what a stream needs from a device, be it shared memory, a queue pair or a fake.
+// The path interface: what a stream needs from a device, be it shared memory, a queue pair or a
+// fake.
 //
-// Purpose. A Channel is one overlay path of one stream, both directions, between two ends that have agreed
-// on it. It is an RC-QP-like pipe: a receive ring that the peer writes, credits (the consumed offset), an
-// arm-and-wait primitive, and a few control words. The stream decides *when* bytes move to or from a
-// channel; the channel only moves them. "tx" is what this end sends, "rx" what it receives.
+// Purpose. A Channel is one overlay path of one stream, both directions, between two ends that have
+// agreed on it. It is an RC-QP-like pipe: a receive ring that the peer writes, credits (the
+// consumed offset), an arm-and-wait primitive, and a few control words. The stream decides *when*
+// bytes move to or from a channel; the channel only moves them. "tx" is what this end sends, "rx"
+// what it receives.
 //
-// Ownership. A Channel belongs to one Stream (unique_ptr); it is destroyed with both of the stream's
-// direction locks held. It may outlive the peer.
+// Ownership. A Channel belongs to one Stream (unique_ptr); it is destroyed with both of the
+// stream's direction locks held. It may outlive the peer.
 //
-// Thread safety. tx_* calls are made under the stream's tx lock, rx_* calls under its rx lock; members
-// marked "any thread" need no lock. Nothing here blocks except rx_sleep() and tx_sleep(), which are called
-// WITHOUT locks by a caller that keeps the channel alive with a Pin.
+// Thread safety. tx_* calls are made under the stream's tx lock, rx_* calls under its rx lock;
+// members marked "any thread" need no lock. Nothing here blocks except rx_sleep() and tx_sleep(),
+// which are called WITHOUT locks by a caller that keeps the channel alive with a Pin.
 //
 // Offsets are bytes of this channel and direction; byte 0 is the first byte after the switch.
 //
 // Invariants.
-//  1. head <= tail <= head + capacity, as each end sees its own word and the peer's last valid one. A peer
+//  1. head <= tail <= head + capacity, as each end sees its own word and the peer's last valid one.
+//  A peer
 //     word that breaks it fails the channel (rx_failed/tx_failed), it is never followed.
-//  2. turn leaves kOpen once, by one atomic operation on the head word. Whoever loses obeys the winner.
-//  3. Once frozen at X the receiver delivers nothing beyond X from the channel (a release that meets the
+//  2. turn leaves kOpen once, by one atomic operation on the head word. Whoever loses obeys the
+//  winner.
+//  3. Once frozen at X the receiver delivers nothing beyond X from the channel (a release that
+//  meets the
 //     seal fails and its bytes do not count); the sender still holds [X, tail): tx_copy_unread().
-//  4. A byte is visible to the receiver only when its tail covers it: trust the tail, never the bytes.
-//  5. Wake-ups are not lost: if arm is followed by a check that finds nothing, then whatever is published
+//  4. A byte is visible to the receiver only when its tail covers it: trust the tail, never the
+//  bytes.
+//  5. Wake-ups are not lost: if arm is followed by a check that finds nothing, then whatever is
+//  published
 //     after that check rings. Spurious wake-ups are allowed everywhere.
 //
-// Back-pressure is a value: tx_write() returns 0 when the ring is full, rx_read() returns 0 when empty.
+// Back-pressure is a value: tx_write() returns 0 when the ring is full, rx_read() returns 0 when
+// empty.
 #pragma once
 
 #include <sys/uio.h>
@@ -58,73 +66,79 @@ class Channel {
   /// Bytes that a direction can hold; a power of two.
   virtual size_t capacity() const noexcept = 0;
 
-  // --- sending ------------------------------------------------------------------------------------
+  // --- sending
+  // ------------------------------------------------------------------------------------
   /// Bytes that tx_write() would take now, 0..capacity. May go to look at the peer's word.
   virtual size_t tx_room() noexcept = 0;
-  /// Gathers up to `limit` bytes from iov[0..n), beginning `skip` bytes into it, publishes them and wakes
-  /// a sleeping receiver. Returns the bytes taken; 0 when full.
+  /// Gathers up to `limit` bytes from iov[0..n), beginning `skip` bytes into it, publishes them and
+  /// wakes a sleeping receiver. Returns the bytes taken; 0 when full.
   virtual size_t tx_write(const iovec* iov, size_t n, size_t skip, size_t limit) noexcept = 0;
   /// Published bytes that the receiver has not consumed, as far as it told.
   virtual uint64_t tx_unread() noexcept = 0;
   /// Bytes published since the channel began.
   virtual uint64_t tx_tail() noexcept = 0;
-  /// Copies bytes [from, from + n) out of the sender's own ring, for a replay. `from + n <= tail` and
-  /// `tail - from <= capacity` are the caller's promise. Returns n.
+  /// Copies bytes [from, from + n) out of the sender's own ring, for a replay. `from + n <= tail`
+  /// and `tail - from <= capacity` are the caller's promise. Returns n.
   virtual size_t tx_copy_unread(uint64_t from, void* to, size_t n) noexcept = 0;
   /// A word of the peer was impossible; the direction is unusable.
   virtual bool tx_failed() const noexcept = 0;
 
-  // --- receiving ----------------------------------------------------------------------------------
+  // --- receiving
+  // ----------------------------------------------------------------------------------
   /// Bytes that rx_read() would give now.
   virtual size_t rx_available() noexcept = 0;
-  /// Scatters up to `limit` bytes into iov[0..n), beginning `skip` bytes into it. With peek nothing is
-  /// consumed. Otherwise releases the bytes and wakes a sender when a third of the ring is free again
-  /// (sk_stream_write_space() in net/core/stream.c wakes at the same share). Returns the bytes.
+  /// Scatters up to `limit` bytes into iov[0..n), beginning `skip` bytes into it. With peek nothing
+  /// is consumed. Otherwise releases the bytes and wakes a sender when a third of the ring is free
+  /// again (sk_stream_write_space() in net/core/stream.c wakes at the same share). Returns the
+  /// bytes.
   virtual size_t rx_read(const iovec* iov, size_t n, size_t skip, size_t limit,
                          bool peek) noexcept = 0;
   /// Consumes up to n bytes without copying (MSG_TRUNC on TCP). Returns the bytes.
   virtual size_t rx_discard(size_t n) noexcept = 0;
   /// Bytes consumed since the channel began.
   virtual uint64_t rx_head() noexcept = 0;
-  /// Bytes the peer has published since the channel began, as its word says (unchecked: compare only).
+  /// Bytes the peer has published since the channel began, as its word says (unchecked: compare
+  /// only).
   virtual uint64_t rx_published() noexcept = 0;
   virtual bool rx_failed() const noexcept = 0;
 
-  // --- control words: PROTOCOL.md, "Moving a direction" ---------------------------------------------
+  // --- control words: PROTOCOL.md, "Moving a direction"
+  // ---------------------------------------------
   virtual void tx_set_start(uint64_t stream_offset) noexcept = 0;
   virtual std::optional<uint64_t> rx_start() noexcept = 0;
   virtual void rx_set_ready() noexcept = 0;
   virtual bool tx_peer_ready() noexcept = 0;  // any thread
   virtual Turn tx_turn() noexcept = 0;        // any thread
   virtual Turn rx_turn() noexcept = 0;        // any thread
-  /// Ends our direction at the current tail if it is open: no byte will follow, the receiver drains what is
-  /// there (shutdown, close). Returns the turn in force afterwards.
+  /// Ends our direction at the current tail if it is open: no byte will follow, the receiver drains
+  /// what is there (shutdown, close). Returns the turn in force afterwards.
   virtual Turn tx_end() noexcept = 0;
-  /// Freezes our direction at exactly what the receiver has consumed, without asking it. Returns the turn in
-  /// force afterwards (kFrozen; kEnded if we ended it before).
+  /// Freezes our direction at exactly what the receiver has consumed, without asking it. Returns
+  /// the turn in force afterwards (kFrozen; kEnded if we ended it before).
   virtual Turn tx_recall() noexcept = 0;
   /// Freezes the peer's direction at our head if it is open. Returns the turn in force afterwards.
   virtual Turn rx_freeze() noexcept = 0;
   virtual void tx_set_replayed() noexcept = 0;
   virtual bool rx_replayed() noexcept = 0;
 
-  // --- waiting --------------------------------------------------------------------------------------
+  // --- waiting
+  // --------------------------------------------------------------------------------------
   /// Value of the bell; read it BEFORE the last check, hand it to rx_sleep(). Any thread.
   virtual uint32_t rx_bell() noexcept = 0;
   virtual uint32_t tx_bell() noexcept = 0;
   /// Announces a sleeper. The caller checks once more afterwards, then sleeps. Any thread.
   virtual void rx_arm(Sleep how) noexcept = 0;
   virtual void tx_arm(Sleep how) noexcept = 0;
-  /// Sleeps until the bell differs from `seen`. Errors: EINTR, ETIMEDOUT; timeout null: for ever, with
-  /// recv(2)'s restart rule. No lock held.
+  /// Sleeps until the bell differs from `seen`. Errors: EINTR, ETIMEDOUT; timeout null: for ever,
+  /// with recv(2)'s restart rule. No lock held.
   virtual Result<void> rx_sleep(uint32_t seen, const timespec* timeout) noexcept = 0;
   virtual Result<void> tx_sleep(uint32_t seen, const timespec* timeout) noexcept = 0;
   /// Wakes whoever sleeps on our side on that bell (another thread changed something). Any thread.
   virtual void wake_local() noexcept = 0;
   /// Wakes the peer's sleepers of both directions, unconditionally. Any thread.
   virtual void wake_peer() noexcept = 0;
-  /// The doorbell: readable after a ring for a Sleep::kDoorbell; POLLHUP once the peer has let go of the
-  /// channel. -1 never. Any thread.
+  /// The doorbell: readable after a ring for a Sleep::kDoorbell; POLLHUP once the peer has let go
+  /// of the channel. -1 never. Any thread.
   virtual int wait_fd() const noexcept = 0;
   /// Takes all rings out of wait_fd(). Any thread; a ring that comes later is kept.
   virtual void drain_wait_fd() noexcept = 0;

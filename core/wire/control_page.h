@@ -1,9 +1,9 @@
 // The control page: the words by which the two ends of a shared-memory channel agree.
 //
-// Purpose: first page of the memfd that both ends map; PROTOCOL.md explains every word and who may write
-// it. Two DirectionWords, one per direction of the stream; [0] carries what the *caller* sends, [1] what
-// the *callee* sends (roles of the rendezvous, not of connect/accept).
-// Trust: everything here can be written by the peer at any moment. Each word is loaded once per decision
+// Purpose: first page of the memfd that both ends map; PROTOCOL.md explains every word and who may
+// write it. Two DirectionWords, one per direction of the stream; [0] carries what the *caller*
+// sends, [1] what the *callee* sends (roles of the rendezvous, not of connect/accept). Trust:
+// everything here can be written by the peer at any moment. Each word is loaded once per decision
 // into a local and bounds-checked; nothing here is ever asserted.
 // Layout: fixed by the static_asserts below, compared with PROTOCOL.md by a test.
 #pragma once
@@ -17,14 +17,17 @@ namespace rsock::wire {
 inline constexpr uint32_t kControlMagic = 0x4b435352;  // "RSCK", little-endian
 inline constexpr size_t kControlPageSize = 4096;
 
-/// How a direction leaves the channel. Decided once, in the head word itself, so that the receiver's last
-/// release, its freeze, the sender's end and the sender's recall are ordered by one atomic location:
-///  - freeze (receiver) and recall (sender) set kHeadSealed with fetch_or. The count beside it is exact:
-///    the receiver releases with compare-exchange, so a release that meets the seal fails and its bytes do
-///    not count as delivered (PROTOCOL.md, "Moving a direction").
+/// How a direction leaves the channel. Decided once, in the head word itself, so that the
+/// receiver's last release, its freeze, the sender's end and the sender's recall are ordered by one
+/// atomic location:
+///  - freeze (receiver) and recall (sender) set kHeadSealed with fetch_or. The count beside it is
+///  exact:
+///    the receiver releases with compare-exchange, so a release that meets the seal fails and its
+///    bytes do not count as delivered (PROTOCOL.md, "Moving a direction").
 ///  - end (sender) sets kHeadEnded with fetch_or, after its last publish: the tail is final.
-/// Whoever's fetch_or found neither bit has won. A receiver that finds kHeadEnded when it wanted to freeze
-/// takes its seal back and drains; a sender that finds kHeadSealed when it wanted to end replays.
+/// Whoever's fetch_or found neither bit has won. A receiver that finds kHeadEnded when it wanted to
+/// freeze takes its seal back and drains; a sender that finds kHeadSealed when it wanted to end
+/// replays.
 inline constexpr uint64_t kHeadSealed = uint64_t{1} << 63;
 inline constexpr uint64_t kHeadEnded = uint64_t{1} << 62;
 inline constexpr uint64_t kHeadCount = kHeadEnded - 1;
@@ -46,9 +49,10 @@ struct DirectionWords {
   // Written by the receiver, on every release (compare-exchange); the two top bits by either, once.
   alignas(64) std::atomic<uint64_t> head;  // bytes consumed, kHeadSealed, kHeadEnded
   // Written a few times in a stream's life.
-  alignas(64) std::atomic<uint64_t> start;  // sender: stream offset N of byte 0, plus 1; 0 = not yet
-  std::atomic<uint32_t> ready;              // receiver: no reader of mine can miss the switch
-  std::atomic<uint32_t> replayed;           // sender: what was sealed off is in the TCP stream
+  alignas(
+      64) std::atomic<uint64_t> start;  // sender: stream offset N of byte 0, plus 1; 0 = not yet
+  std::atomic<uint32_t> ready;          // receiver: no reader of mine can miss the switch
+  std::atomic<uint32_t> replayed;       // sender: what was sealed off is in the TCP stream
   // Sleepers. rx_*: the receiver sleeps for bytes; tx_*: the sender sleeps for room.
   alignas(64) std::atomic<uint32_t> rx_sleep;
   std::atomic<uint32_t> rx_bell;

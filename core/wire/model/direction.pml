@@ -1,17 +1,17 @@
-/* One direction of a stream on memory channels: start, END, FREEZE, replay, a second generation, half-close,
- * and (with -DCRASH) the death of either process at any step; (with -DUNSEEN) R leaves without a word.
+/* One direction of a stream on memory channels: start, seal by either side, replay, a second generation,
+ * half-close, and (-DCRASH) the death of either process at any step; (-DUNSEEN) R leaves without a word.
  *
  * A byte is a number. `taken` counts the bytes for which S's send() has returned, `given` those that R's
  * recv() has returned; every byte that R gives must be number `given`, so loss, duplication and reordering
- * are one assertion. S is sender and its keeper (they share the tx lock), R receiver and its keeper.
- * Steps that the C++ performs as one atomic operation or one system call are `atomic` here, nothing else is.
+ * are one assertion. S is the sender and its keeper (they share the tx lock), R the receiver and its keeper.
+ * Steps that the C++ performs as one atomic operation or one system call are `atomic` here, nothing else.
  *
- * Checked: order; a clean EOF only after every byte; a reset only when bytes are missing; R always ends, S
- * always ends (invalid end states); nobody waits for ever. Bounds: K bytes, ring CAP, kernel buffer TCPCAP,
- * GENS channels one after the other. Each M_* switch breaks one rule and must be caught.
+ * Checked: order; a clean EOF only after every byte; a reset only when S was killed and bytes are missing; S
+ * and R always end (invalid end states otherwise). Bounds: K bytes, ring CAP, kernel buffer TCPCAP, GENS
+ * channels one after the other. Each M_* switch breaks one rule and must be caught (scripts/check_model).
  */
 #ifndef K
-#define K 4
+#define K 3
 #endif
 #ifndef CAP
 #define CAP 2
@@ -23,26 +23,22 @@
 #define GENS 2
 #endif
 
-#define OPEN 0
-#define ENDED 1
-#define FROZEN 2
-
 chan tcp = [TCPCAP] of { byte };  /* the kernel's stream; FIN is the flag behind its last byte */
 bool tcp_fin;
 
 typedef Words {
-  byte tail; byte head; byte start; /* N + 1 */
-  byte kind; byte at;               /* one word in C++: always touched together */
-  bool ready; bool fin; bool replayed;
+  byte tail;
+  byte head; bool sealed; bool ended;  /* one word in C++: always touched together */
+  byte start;                          /* N + 1 */
+  bool ready; bool replayed;
   byte ring[CAP]
 };
 Words w[GENS];
-bool s_done[GENS];      /* keepers tell at the next rendezvous: HELLO is refused as busy until then */
-bool s_dead, r_dead;    /* the kernel closed everything of it: FIN or RST, doorbell HUP */
+bool s_done[GENS];      /* keepers tell at the next rendezvous: HELLO is refused (not now) until then */
+bool r_dead;            /* the kernel closed everything of it: RST, doorbell HUP */
 bool kill_s, kill_r;
 bool left;              /* UNSEEN: R dropped the channel, goes on with the kernel's stream */
 byte taken, given;
-bool closing;           /* S wants no more: for assertions only */
 
 /* --- the sender ------------------------------------------------------------------------------------ */
 inline kernel_send(value) {
@@ -52,9 +48,10 @@ inline kernel_send(value) {
   fi
 }
 
-inline replay(from) {
-  x = from;
+/* head does not move any more: sealed, or its owner is gone. */
+inline replay() {
 #ifndef M_NO_REPLAY
+  x = w[g].head;
   do
   :: x < w[g].tail -> kernel_send(w[g].ring[x % CAP]); x++
   :: else -> break
@@ -66,32 +63,44 @@ inline replay(from) {
 
 inline leave_tx() { atomic { x = 0; on = false; s_done[g] = true; g++ } }
 
-/* END, or what the freeze that came first asks for. */
-inline set_down_tx() {
+inline recall() {
+#ifdef M_RECALL_LATE_SEAL
+  x = w[g].head;                        /* taken before the seal: the count is a guess */
+  w[g].sealed = true;
+  do
+  :: x < w[g].tail -> kernel_send(w[g].ring[x % CAP]); x++
+  :: else -> break
+  od;
+  w[g].replayed = true;
+  leave_tx()
+#else
+  w[g].sealed = true;                   /* compare-exchange; S has not ended, so it succeeds */
+  replay()
+#endif
+}
+
+/* Shutdown and close: the tail becomes final, unless something sealed the word before. */
+inline end_tx() {
+#ifdef M_END_OVER_SEAL
+  atomic { ended = true; w[g].ended = true };
+#else
+  atomic { ended = !w[g].sealed; w[g].ended = ended };
+#endif
   if
-#ifdef M_NO_CAS
-  :: w[g].kind == OPEN -> atomic { w[g].kind = ENDED; w[g].at = w[g].tail }
-#else
-  :: atomic { w[g].kind == OPEN -> w[g].kind = ENDED; w[g].at = w[g].tail }
-#endif
-     if
-     /* R left before it could see END: head is final, what it has not read is ours to replay. */
+  /* R left before it could see the end: what it has not read is ours to replay. */
 #ifndef M_END_IGNORES_HUP
-     :: left || r_dead -> replay(w[g].head)
-     :: !left && !r_dead ->
+  :: ended && (left || r_dead) -> replay()
+  :: ended && !left && !r_dead -> leave_tx()
 #else
-     :: true ->
+  :: ended -> leave_tx()
 #endif
-        if :: shut -> w[g].fin = true :: else fi;
-        leave_tx()
-     fi
-  :: w[g].kind == FROZEN -> replay(w[g].at)
+  :: !ended -> replay()
   fi
 }
 
 proctype S(byte goal) {
   byte g, x;
-  bool on, shut;
+  bool on, ended;
   {
     do
     /* The program sends, kernel path. */
@@ -100,45 +109,60 @@ proctype S(byte goal) {
 #else
     :: atomic { !on && taken < goal && nfull(tcp) -> tcp!taken; taken++ }
 #endif
-    /* The switch: turn is looked at, then start is stored; R may freeze between. */
-    :: !on && g < GENS && w[g].ready && w[g].kind == OPEN ->
-       w[g].start = taken + 1; on = true
-    /* The program sends, ring path. */
-    :: on && taken < goal && w[g].tail - w[g].head < CAP && w[g].kind == OPEN ->
+    /* The switch: the word is looked at, then start is stored; R may seal between. */
+    :: !on && g < GENS && w[g].ready && !w[g].sealed -> w[g].start = taken + 1; on = true
+    /* The program sends, ring path. A seal that comes after the look is harmless: replay takes the tail. */
+    :: on && taken < goal && w[g].tail - w[g].head < CAP && !w[g].sealed ->
        w[g].ring[w[g].tail % CAP] = taken;
        atomic { w[g].tail++; taken++ }
-    /* Something froze our direction. Before the start there is nothing to replay. */
-    :: g < GENS && w[g].kind == FROZEN -> replay(w[g].at)
-    /* Set down for reasons of our own. */
-    :: g < GENS && w[g].ready && (on || w[g].kind == OPEN) -> set_down_tx()
-    /* Doorbell HUP while open: nobody reads the ring any more, head is final. */
-    :: on && w[g].kind == OPEN && (r_dead || left) -> replay(w[g].head)
+    /* R froze our direction; before the start there is nothing to replay. */
+    :: g < GENS && w[g].sealed -> replay()
+    /* Set down, for reasons of our own, or because the doorbell hung up. */
+    :: g < GENS && w[g].ready -> recall()
     /* Half-close or close: the channel ends first, FIN is the last thing on the kernel's stream. */
     :: taken == goal || r_dead ->
-       shut = true; closing = true;
        if
+       :: on ->
 #ifdef M_FIN_WITHOUT_END
-       :: on -> w[g].fin = true
+          skip
 #else
-       :: on -> set_down_tx()
+          end_tx()
 #endif
-       :: else
+       :: !on && g < GENS -> atomic { w[g].ended = !w[g].sealed; w[g].replayed = true }  /* never will start */
+       :: !on && g == GENS -> skip
        fi;
        tcp_fin = true;
        break
     od
   } unless { kill_s -> skip };
-  atomic { s_dead = kill_s; tcp_fin = true }
+  tcp_fin = true
 }
 
 /* --- the receiver ---------------------------------------------------------------------------------- */
 inline give(value) { d_step { assert(value == given); given++ } }
 inline take_tcp() { atomic { tcp?m; give(m); m = 0 } }
-inline take_ring() { atomic { give(w[g].ring[w[g].head % CAP]) }; w[g].head++ }
 
-inline leave_rx() { atomic { managed = false; g++ } }
+/* Copies first, then releases by compare-exchange; a release that meets the seal does not count, and the
+ * copied byte is not given: it comes again on the kernel's stream. */
+inline take_ring() {
+  m = w[g].ring[w[g].head % CAP];
+  atomic {
+    if
+#ifdef M_RELEASE_BY_STORE
+    :: true -> give(m); w[g].head++
+#else
+    :: !w[g].sealed -> give(m); w[g].head++
+    :: w[g].sealed
+#endif
+    fi;
+    m = 0
+  }
+}
 
-/* EOF of the kernel's stream was seen; the words are loaded after it. */
+inline leave_rx() { atomic { managed = false; looked = false; g++ } }
+
+/* EOF of the kernel's stream was seen; start and tail are loaded after it. Raw bytes after a replay count
+ * too, hence >=. */
 inline finish() {
 #ifdef M_EOF_UNCHECKED
   clean = true;
@@ -148,7 +172,7 @@ inline finish() {
   over = true
 }
 
-/* One read under the rx lock. FIONREAD first, then turn, then start, then the ring (the order matters). */
+/* One read under the rx lock. FIONREAD, then the head word, then start, then the tail: the order matters. */
 inline managed_read() {
 #ifdef M_START_FIRST
   st = w[g].start;
@@ -157,7 +181,7 @@ inline managed_read() {
   t = w[g].tail;
 #endif
   atomic { k = len(tcp); eof = (k == 0 && tcp_fin) };
-  atomic { kind = w[g].kind; at = w[g].at };
+  atomic { sealed = w[g].sealed; ended = w[g].ended };
 #ifndef M_START_FIRST
   st = w[g].start;
 #endif
@@ -165,39 +189,40 @@ inline managed_read() {
   t = w[g].tail;
 #endif
   if
-  :: kind == FROZEN ->
+  :: sealed ->
      if
      :: k > 0 -> take_tcp()
      :: k == 0 && eof -> finish()
      :: k == 0 && !eof && w[g].replayed -> leave_rx()
      :: else
      fi
-  :: kind != FROZEN && st == 0 ->
+  :: !sealed && st == 0 && ended -> leave_rx()
+  :: !sealed && st == 0 && !ended ->
      if
-     :: kind == ENDED -> leave_rx()
-#ifdef M_UNBOUNDED_READ
-     :: kind == OPEN && nempty(tcp) -> take_tcp()
+#ifdef V_UNBOUNDED_READ
+     :: nempty(tcp) -> take_tcp()
 #else
-     :: kind == OPEN && k > 0 -> take_tcp()
+     :: k > 0 -> take_tcp()
 #endif
-     :: kind == OPEN && k == 0 && eof -> finish()
+     :: k == 0 && eof -> finish()
      :: else
      fi
-#ifdef M_OVERREAD
-  :: kind != FROZEN && st > 0 && k > 0 -> take_tcp()
-  :: kind != FROZEN && st > 0 && k == 0 && given < st - 1 ->
+#ifdef V_OVERREAD
+  :: !sealed && st > 0 && k > 0 -> take_tcp()
+  :: !sealed && st > 0 && k == 0 && given < st - 1 ->
 #else
-  :: kind != FROZEN && st > 0 && given < st - 1 ->
+  :: !sealed && st > 0 && given < st - 1 ->
 #endif
      if
      :: k > 0 -> take_tcp()
      :: k == 0 && eof -> finish()
      :: else
      fi
-  :: kind == OPEN && st > 0 && given >= st - 1 ->
+  :: !sealed && st > 0 && given >= st - 1 ->
      if
      :: w[g].head < t -> take_ring()
-     :: w[g].head == t && eof ->
+     :: w[g].head == t && ended -> leave_rx()
+     :: w[g].head == t && !ended && eof ->
 #ifdef M_STALE_TAIL
         clean = true; over = true
 #else
@@ -205,19 +230,13 @@ inline managed_read() {
 #endif
      :: else
      fi
-  :: kind == ENDED && st > 0 && given >= st - 1 ->
-     if
-     :: w[g].head < at -> take_ring()
-     :: w[g].head == at && w[g].fin -> clean = true; over = true
-     :: else -> leave_rx()
-     fi
   fi;
-  d_step { k = 0; eof = 0; kind = 0; at = 0; st = 0; t = 0 }
+  d_step { k = 0; eof = 0; sealed = 0; ended = 0; st = 0; t = 0 }
 }
 
 proctype R() {
-  byte g, k, kind, at, st, t, m;
-  bool managed, eof, clean, over, looked;
+  byte g, k, st, t, m;
+  bool managed, eof, clean, over, looked, sealed, ended;
   {
     do
     :: over -> break
@@ -230,27 +249,19 @@ proctype R() {
        if :: managed -> g++ :: else fi;
        w[g].ready = true; managed = true
 #else
-    :: !over && !managed && g < GENS && !left && (g == 0 || s_done[g - 1]) ->
+    :: !over && !managed && g < GENS && !left && !w[g].ended && (g == 0 || s_done[g - 1]) ->
        w[g].ready = true; managed = true
 #endif
     /* Enabled only when a sleeper would be woken: a lost byte shows as a deadlock. */
-    :: !over && managed && (nempty(tcp) || tcp_fin || w[g].head < w[g].tail || w[g].kind == ENDED ||
-                   (w[g].kind == FROZEN && w[g].replayed)) -> managed_read()
+    :: !over && managed && (nempty(tcp) || tcp_fin || w[g].head < w[g].tail || w[g].ended ||
+                            (w[g].sealed && w[g].replayed)) -> managed_read()
     /* A spurious look (poll woke for another reason, the keeper's timer); one, so that hangs still show. */
     :: !over && managed && !looked -> looked = true; managed_read()
-    /* Freeze, for reasons of our own; if END came first we drain. */
-    :: !over && managed && w[g].kind == OPEN ->
-       if
-#ifdef M_NO_CAS
-       :: true -> atomic { w[g].kind = FROZEN; w[g].at = w[g].head }
-#else
-       :: atomic { w[g].kind == OPEN -> w[g].kind = FROZEN; w[g].at = w[g].head }
-       :: w[g].kind == ENDED -> skip
-#endif
-       fi
+    /* Freeze, for reasons of our own; if the end came first we drain. */
+    :: atomic { !over && managed && !w[g].sealed && !w[g].ended -> w[g].sealed = true }
 #ifdef UNSEEN
     /* exec that no hook saw: the doorbell hangs up, the kernel's stream is read on, raw. */
-    :: atomic { managed && w[g].kind == OPEN && !left -> left = true; managed = false }
+    :: atomic { managed && !w[g].ended && !left -> left = true; managed = false }
 #endif
     od;
     if
@@ -270,7 +281,6 @@ init {
   :: kill_s = true
   :: kill_r = true
   :: kill_s = true; kill_r = true
-  :: skip
   fi
 #endif
 }

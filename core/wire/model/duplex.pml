@@ -1,16 +1,17 @@
 /* Both directions of one channel between P and Q: set_down by either side at any time, or by both at once,
  * half-close, close with unread bytes (reset).
  *
- * direction.pml has the depth; this one has the couplings: one set_down moves both directions (END of mine,
- * FREEZE of the other's, not atomic together), the peer's keeper answers on the other direction, each
+ * direction.pml has the depth; this one has the couplings: one set_down moves both directions (recall of
+ * mine, freeze of the other's, not atomic together), the peer's keeper answers on the other direction, each
  * program may refuse to read until it has sent everything (the pattern that deadlocks if a mover waits for
  * the peer's program), and close decides between FIN and RST by what is unread on the *other* direction.
- * Keepers are processes of their own: they share the direction's lock with the program's thread.
+ * Keepers are processes of their own. What a thread does under a direction's lock is one step here (the
+ * races inside it are direction.pml's); the two exchanges of a set_down are two.
  *
- * Bounds: K bytes each way, ring 1, kernel buffer 1, one channel. Direction d: 0 = P sends, 1 = Q sends.
+ * Both directions begin lifted at N = 1, with byte 0 still in the kernel. Bounds: K bytes each way, ring 1, kernel buffer 1, one channel. Direction d: 0 = P sends, 1 = Q sends.
  */
 #ifndef K
-#define K 2
+#define K 3
 #endif
 #define OPEN 0
 #define ENDED 1
@@ -27,112 +28,90 @@ typedef Dir {
   bool tx_raw;                   /* sender's side: on TCP again */
   bool tx_shut;                  /* the program has said: no more */
   bool fin_done;                 /* FIN is out */
-  bool rx_over; bool rx_clean;   /* receiver's verdict */
-  bool tx_lock; bool rx_lock
+  bool rx_over; bool rx_clean    /* receiver's verdict */
 };
 Dir d[2];
 bool reset;                      /* RST on the connection: both directions are over */
 bool closed[2];                  /* by end: 0 = P, 1 = Q */
 
-inline lock(s) { atomic { !d[s].tx_lock -> d[s].tx_lock = true } }
-inline unlock(s) { d[s].tx_lock = false }
-#ifdef M_FREEZE_WITHOUT_LOCK
-inline lock_rx(r) { skip }
-inline unlock_rx(r) { skip }
-#else
-inline lock_rx(r) { atomic { !d[r].rx_lock -> d[r].rx_lock = true } }
-inline unlock_rx(r) { d[r].rx_lock = false }
-#endif
-
 /* FIN goes out when nothing is owed in front of it. Under the tx lock. */
 inline settle(s) {
-  if
-  :: d[s].kind == FROZEN && !d[s].tx_raw ->
-     if
-     :: d[s].at < d[s].tail ->
-        /* Non-blocking replay: a full kernel buffer is left to the next round (EPOLLOUT). */
-        atomic {
-          if
-          :: reset -> d[s].tx_raw = true
-          :: !reset && nfull(d[s].tcp) -> d[s].tcp!d[s].cell; d[s].replayed = true; d[s].tx_raw = true
-          :: else
-          fi
-        }
-     :: else -> d[s].replayed = true; d[s].tx_raw = true
-     fi
-  :: else
-  fi;
-  if
-  :: d[s].tx_shut && !d[s].tx_raw && d[s].kind == OPEN ->
-     atomic { if :: d[s].kind == OPEN -> d[s].kind = ENDED; d[s].at = d[s].tail; d[s].tx_raw = true :: else fi }
-  :: else
-  fi;
+  d_step {
+    if
+    :: d[s].kind == FROZEN && !d[s].tx_raw ->
+       if
+       /* Non-blocking replay: a full kernel buffer is left to the next round (EPOLLOUT). */
+       :: d[s].at < d[s].tail && !reset && nfull(d[s].tcp) ->
+          d[s].tcp!d[s].cell; d[s].replayed = true; d[s].tx_raw = true
+       :: d[s].at < d[s].tail && !reset && full(d[s].tcp) -> skip
+       :: d[s].at == d[s].tail || reset -> d[s].replayed = true; d[s].tx_raw = true
+       fi
+    :: d[s].kind == OPEN && d[s].tx_shut -> d[s].kind = ENDED; d[s].at = d[s].tail; d[s].tx_raw = true
+    :: else
+    fi;
+    if
 #ifdef M_FIN_BEFORE_REPLAY
-  if :: d[s].tx_shut -> d[s].tcp_fin = true; d[s].fin_done = true :: else fi
+    :: d[s].tx_shut -> d[s].tcp_fin = true; d[s].fin_done = true
 #else
-  if :: d[s].tx_shut && d[s].tx_raw -> d[s].tcp_fin = true; d[s].fin_done = true :: else fi
+    :: d[s].tx_shut && d[s].tx_raw -> d[s].tcp_fin = true; d[s].fin_done = true
 #endif
+    :: else
+    fi
+  }
 }
 
-/* P's or Q's set_down: end what I send, freeze what I receive; two separate exchanges. */
+/* P's or Q's set_down: recall what I send, freeze what I receive; two separate exchanges. The replay that is
+ * owed then is the keeper's if the kernel's buffer is full. */
 inline set_down(me, s, r) {
-  lock(s);
-  atomic { if :: d[s].kind == OPEN -> d[s].kind = ENDED; d[s].at = d[s].tail; d[s].tx_raw = true :: else fi };
-  unlock(s);
+  atomic { if :: d[s].kind == OPEN -> d[s].kind = FROZEN; d[s].at = d[s].head :: else fi };
+  settle(s);
 #ifdef M_WAIT_FOR_DRAIN
-  (reset || d[s].head == d[s].tail);   /* waits for the peer's program: the deadlock that TCP would not have */
+  (reset || d[s].tx_raw);   /* a replay that blocks for room waits for the peer's program */
 #endif
-  lock_rx(r);
-  atomic { if :: d[r].kind == OPEN -> d[r].kind = FROZEN; d[r].at = d[r].head :: else fi };
-  unlock_rx(r)
+  atomic { if :: d[r].kind == OPEN -> d[r].kind = FROZEN; d[r].at = d[r].head :: else fi }
 }
-
-inline give(r, value) { d_step { assert(value == d[r].given); d[r].given++ } }
 
 /* One read of the program; the reading side is one thread here. */
 inline read_one(r) {
-  lock_rx(r);
-  atomic { eof = (empty(d[r].tcp) && d[r].tcp_fin) };
-  kind = d[r].kind;
-  if
-  :: kind != FROZEN && d[r].head < d[r].tail -> atomic { give(r, d[r].cell); d[r].head++ }
-  :: else ->
-     if
-     :: atomic { kind != OPEN && nempty(d[r].tcp) -> d[r].tcp?m; give(r, m); m = 0 }
-     :: atomic { eof && !reset -> d[r].rx_over = true;
-          d[r].rx_clean = (kind != FROZEN || d[r].given >= d[r].tail) }
-     :: atomic { reset && empty(d[r].tcp) -> d[r].rx_over = true }
-     :: else
-     fi
-  fi;
-  d_step { kind = 0; eof = false };
-  unlock_rx(r)
+  d_step {
+    if
+    :: d[r].kind != FROZEN && d[r].head < d[r].tail && d[r].given > 0 ->
+       assert(d[r].cell == d[r].given); d[r].given++; d[r].head++
+    :: d[r].kind == FROZEN || d[r].head == d[r].tail || d[r].given == 0 ->
+       if
+       :: nempty(d[r].tcp) -> d[r].tcp?m; assert(m == d[r].given); d[r].given++; m = 0
+       :: empty(d[r].tcp) && reset -> d[r].rx_over = true
+       :: empty(d[r].tcp) && !reset && d[r].tcp_fin ->
+          d[r].rx_over = true;
+          d[r].rx_clean = (d[r].kind != FROZEN || d[r].given >= d[r].tail)
+       :: empty(d[r].tcp) && !reset && !d[r].tcp_fin -> skip
+       fi
+    fi
+  }
 }
 
 #define RX_READY(r) (nempty(d[r].tcp) || d[r].tcp_fin || reset || (d[r].kind != FROZEN && d[r].head < d[r].tail))
 
 /* The program: sends, reads, in any order, or first all of the one (`stubborn`), then closes. */
-proctype Program(byte me; byte s; byte r; bool stubborn; bool early) {
-  byte m, kind; bool eof, moved;
+proctype Program(byte me; byte s; byte r; bool stubborn; bool early; bool moves) {
+  byte m; bool moved;
   do
   :: d[s].taken < K && !reset && !d[s].tx_shut ->
      /* Blocking send: sleeps without the lock until there is room where the direction is now. */
      if
      :: (reset || (d[s].tx_raw && nfull(d[s].tcp)) || (!d[s].tx_raw && d[s].kind == OPEN && d[s].tail == d[s].head))
      :: !stubborn && !d[r].rx_over && RX_READY(r) -> read_one(r)
-     :: !moved -> moved = true; set_down(me, s, r)
+     :: !moved && moves -> moved = true; set_down(me, s, r)
      fi;
-     lock(s);
-     if
-     :: reset
-     :: !reset && d[s].tx_raw ->
-        atomic { if :: nfull(d[s].tcp) -> d[s].tcp!d[s].taken; d[s].taken++ :: else fi }
-     :: !reset && !d[s].tx_raw && d[s].kind == OPEN && d[s].tail == d[s].head ->
-        d[s].cell = d[s].taken; atomic { d[s].tail++; d[s].taken++ }
-     :: else
-     fi;
-     unlock(s)
-  :: (d[s].taken == K || reset) && !d[s].tx_shut -> lock(s); d[s].tx_shut = true; settle(s); unlock(s)
+     d_step {
+       if
+       :: !reset && d[s].tx_raw && nfull(d[s].tcp) -> d[s].tcp!d[s].taken; d[s].taken++
+       :: !reset && !d[s].tx_raw && d[s].kind == OPEN && d[s].tail == d[s].head ->
+          d[s].cell = d[s].taken; d[s].tail++; d[s].taken++
+       :: else
+       fi
+     }
+  :: (d[s].taken == K || reset) && !d[s].tx_shut -> d[s].tx_shut = true; settle(s)
   :: d[s].tx_shut && !d[r].rx_over && RX_READY(r) -> read_one(r)
   :: d[s].tx_shut && early && !d[r].rx_over ->
      /* close() with the peer's bytes unread, in the ring or in the kernel: RST. */
@@ -148,26 +127,28 @@ proctype Program(byte me; byte s; byte r; bool stubborn; bool early) {
 }
 
 /* Never waits for a program, only for the kernel's buffer, and then without a lock. */
-proctype KeeperOf(byte me; byte s; byte r) {
+proctype KeeperOf(byte me; byte s; byte r; bool moves) {
   bool moved;
 end:
   do
   :: d[s].kind == FROZEN && !d[s].tx_raw && (reset || d[s].at == d[s].tail || nfull(d[s].tcp)) ->
-     lock(s); settle(s); unlock(s)
-  :: !moved && !closed[me] -> moved = true; set_down(me, s, r)   /* idle, operator, a peer's wish */
-  :: d[s].tx_shut && d[s].tx_raw && !d[s].fin_done -> lock(s); settle(s); unlock(s)
+     settle(s)
+  :: !moved && moves && !closed[me] -> moved = true; set_down(me, s, r)   /* idle, operator, a peer's wish */
+  :: d[s].tx_shut && d[s].tx_raw && !d[s].fin_done -> settle(s)
   od
 }
 
 init {
-  bool a, b, e;
+  bool a, b, pm, qm, e;
   if :: a = true :: skip fi;
   if :: !a -> b = true :: skip fi;     /* two programs that both refuse to read deadlock on TCP as well */
+  if :: pm = true :: qm = true :: pm = true; qm = true fi;
 #ifdef EARLY
   e = true;
 #endif
   atomic {
-    run Program(0, 0, 1, a, e); run Program(1, 1, 0, b, false);
-    run KeeperOf(0, 0, 1); run KeeperOf(1, 1, 0)
+    d[0].tcp!0; d[1].tcp!0; d[0].taken = 1; d[1].taken = 1;
+    run Program(0, 0, 1, a, e, pm); run Program(1, 1, 0, b, false, false);
+    run KeeperOf(0, 0, 1, pm); run KeeperOf(1, 1, 0, qm)
   }
 }
