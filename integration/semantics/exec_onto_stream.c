@@ -1,0 +1,82 @@
+/* A program that knows nothing of us (cat) is exec'ed onto a lifted stream as its input and output,
+ * with bytes waiting unread in it; with the shim in its environment and without. */
+#include <spawn.h>
+
+#include "pair.h"
+
+enum { kPending = 20000, kTotal = 400000 };
+
+extern char** environ;
+
+static bool has(const struct Pair* pair, const char* word) {
+  return strstr(pair->variant, word) != NULL;
+}
+
+static void become_cat(struct Pair* pair) {
+  CHECKED(dup2(pair->stream, 0));
+  CHECKED(dup2(pair->stream, 1));
+  if (has(pair, "without_shim")) unsetenv("LD_PRELOAD");
+  execlp("cat", "cat", NULL);
+  _exit(127);
+}
+
+static void spawn_cat(struct Pair* pair) {
+  posix_spawn_file_actions_t actions;
+  CHECKED(posix_spawn_file_actions_init(&actions));
+  CHECKED(posix_spawn_file_actions_adddup2(&actions, pair->stream, 0));
+  CHECKED(posix_spawn_file_actions_adddup2(&actions, pair->stream, 1));
+  if (has(pair, "without_shim")) unsetenv("LD_PRELOAD");
+  pid_t child;
+  char* const arguments[] = {"cat", NULL};
+  say("posix_spawn: %d", posix_spawnp(&child, "cat", &actions, NULL, arguments, environ));
+  CHECKED(close(pair->stream));
+  int status = -1;
+  CHECKED(waitpid(child, &status, 0));
+  say("cat: %d", status);
+}
+
+static void server(struct Pair* pair) {
+  open_stream(pair);
+  receive_pattern(pair->stream, 1000, 0); /* part of what comes; the rest is for cat */
+  tell(pair);
+  await(pair);
+  if (has(pair, "spawn")) {
+    spawn_cat(pair);
+    return;
+  }
+  pid_t child = has(pair, "fork") ? (pid_t)CHECKED(fork()) : 0;
+  if (child == 0) become_cat(pair);
+  CHECKED(close(pair->stream));
+  int status = -1;
+  CHECKED(waitpid(child, &status, 0));
+  say("cat: %d", status);
+}
+
+static void* send_the_rest(void* argument) {
+  struct Pair* pair = argument;
+  sleep_ms(50);
+  send_pattern(pair->stream, kTotal - kPending, kPending);
+  CHECKED(shutdown(pair->stream, SHUT_WR));
+  return NULL;
+}
+
+static void client(struct Pair* pair) {
+  open_stream(pair);
+  send_pattern(pair->stream, kPending, 0);
+  await(pair);
+  sleep_ms(20);
+  tell(pair);
+  pthread_t thread;
+  start_thread(&thread, send_the_rest, pair);
+  receive_pattern(pair->stream, kTotal - 1000, 1000);
+  say("echo intact");
+  join_thread(thread);
+  show("end", recv(pair->stream, &(char){0}, 1, 0));
+}
+
+static const struct PairCase kCases[] = {
+    {"exec", server, client, true, true}, {"exec_without_shim", server, client, true, true},
+    {"fork_exec", server, client, true},  {"fork_exec_without_shim", server, client, true},
+    {"spawn", server, client, true},      {"spawn_without_shim", server, client, true},
+};
+PAIR_MAIN(kCases)

@@ -1,0 +1,255 @@
+"""Tests of the measuring scripts: what counts as lifted, what a gain is, and that nothing is left."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import unittest
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
+import bench
+import figures
+import plot
+import report
+import runner
+import summary
+import workloads
+
+
+def line(pid, shm=1, sent=None, **more):
+    entry = {"pid": pid, "exe": "x", "streams": 2, "lifted": {"shm": shm, "rdma": 0}, "set_down": 0,
+             "bytes_sent": sent or {"tcp": 10, "shm": 9990, "rdma": 0},
+             "bytes_received": {"tcp": 0, "shm": 0, "rdma": 0}, "zero_copy_bytes": 0,
+             "not_lifted": {}}
+    entry.update(more)
+    return json.dumps(entry) + "\n"
+
+
+PIDS = {"server": 1, "client": 2}
+
+
+class SummaryTest(unittest.TestCase):
+    def test_both_sides_on_the_path_is_lifted(self):
+        proof = summary.prove(line(1) + line(2), PIDS, "shm")
+        self.assertTrue(proof.ok)
+        self.assertEqual(proof.text(), "lifted: shm 2/4 streams, 99.9% of bytes")
+
+    def test_one_side_alone_is_not(self):
+        proof = summary.prove(line(1) + line(2, shm=0, not_lifted={"peer_silent": 3},
+                                              refused={"version": 2}), PIDS, "shm")
+        self.assertFalse(proof.ok)
+        self.assertIn("NOT LIFTED", proof.text())
+        self.assertIn("peer_silent 3", proof.text())
+        self.assertIn("refused: version 2", proof.text())
+        self.assertIn("the client", proof.text())
+
+    def test_a_silent_process_is_not(self):
+        proof = summary.prove(line(1), PIDS, "shm")
+        self.assertFalse(proof.ok)
+        self.assertIn("no summary from the client", proof.text())
+
+    def test_another_process_s_line_does_not_count(self):
+        self.assertFalse(summary.prove(line(1) + line(3), PIDS, "shm").ok)
+
+    def test_another_path_does_not_count(self):
+        self.assertFalse(summary.prove(line(1) + line(2), PIDS, "rdma").ok)
+
+    def test_a_lifted_stream_whose_bytes_went_elsewhere_is_not(self):
+        slow = {"tcp": 5000, "shm": 5000}
+        proof = summary.prove(line(1, sent=slow) + line(2, sent=slow), PIDS, "shm")
+        self.assertIn("only 50.0% of bytes", proof.text())
+
+    def test_broken_lines_are_no_proof_and_no_crash(self):
+        for text in ("", "{", "[]\n", "null\n", '{"pid": "1"}\n', '{"pid": true}\n',
+                     line(1, lifted=3) + line(2, bytes_sent=[1]),
+                     line(1, lifted={"shm": -1}) + line(2, lifted={"shm": "1"})):
+            with self.subTest(text=text):
+                self.assertFalse(summary.prove(text, PIDS, "shm").ok)
+
+    def test_one_bad_round_spoils_the_sum(self):
+        total = summary.Proof("shm")
+        total.add(summary.prove(line(1) + line(2), PIDS, "shm"))
+        self.assertTrue(total.ok)
+        total.add(summary.prove("", PIDS, "shm"))
+        self.assertFalse(total.ok)
+
+    def test_no_run_is_no_proof(self):
+        self.assertFalse(summary.Proof("shm").ok)
+
+
+class ReportTest(unittest.TestCase):
+    def test_a_gain_above_one_is_better_whatever_the_figure(self):
+        self.assertEqual(workloads.gain("gbit_per_s", 10, 40), 4)
+        self.assertEqual(workloads.gain("p50_us", 40, 10), 4)
+        self.assertIsNone(workloads.gain("p50_us", 40, None))
+
+    def test_medians_and_failures(self):
+        class Load:
+            def __init__(self):
+                self.calls = 0
+
+            def run(self, run, variant):
+                self.calls += 1
+                if self.calls > 3:
+                    raise runner.RunError("no more")
+                return {"p50_us": [1, 100, 3][self.calls - 1]}, None
+
+        load, series = Load(), report.Series(runner.Variant.plain())
+        for _ in range(10):
+            series.measure(None, load)
+        self.assertEqual(series.median("p50_us"), 3)
+        self.assertFalse(series.good)
+        self.assertEqual(load.calls, 5)  # three that worked, two failures, then no more attempts
+
+    def test_table_columns_line_up(self):
+        text = report.table([["", "a"], ["row", "1"], "a line of its own", ["r", "100"]], right=(1,))
+        self.assertEqual(text, "       a\nrow    1\na line of its own\nr    100")
+
+    def test_iperf3_figures(self):
+        text = json.dumps({"end": {
+            "sum_received": {"bytes": 2e9, "seconds": 2.0, "bits_per_second": 8e9},
+            "cpu_utilization_percent": {"host_total": 60.0, "remote_total": 40.0}}})
+        result = runner.Result(text, "", PIDS, "")
+        self.assertEqual(workloads.Iperf3("128K", 2)._figures(result),
+                         {"gbit_per_s": 8.0, "cpu_s_per_gb": 1.0})
+        for bad in ("", "{}", '{"error": "unable to connect"}'):
+            with self.assertRaises(runner.RunError):
+                workloads.Iperf3("128K", 2)._figures(runner.Result(bad, "", PIDS, ""))
+
+
+class NeighboursTest(unittest.TestCase):
+    def test_our_own_work_is_not_a_neighbour_s(self):
+        neighbours = report.Neighbours()
+        before = neighbours._busy()
+        subprocess.run([sys.executable, "-c", "for _ in range(3000000): pass"], check=True)
+        ours, all_busy = neighbours._ours() - neighbours._ours_then, neighbours._busy() - before
+        self.assertGreater(ours, 0.05)
+        self.assertGreater(all_busy, 0.05)
+        self.assertLess(neighbours.cores(), os.cpu_count() + 0.5)
+
+    def test_another_process_s_work_is(self):
+        busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+        try:
+            neighbours = report.Neighbours()
+            time.sleep(1)
+            # It is our child, but it has not ended: not counted as ours yet.
+            self.assertGreater(neighbours.cores(), 0.2)
+        finally:
+            busy.kill()
+            busy.wait()
+
+
+class FigureTest(unittest.TestCase):
+    def verdict(self, values, target=4, unit="x", text=None):
+        plain, shm = runner.Variant.plain("plain"), runner.Variant.shim("/x", "shm")
+        load = workloads.Iperf3("128K", 1)
+        figure = figures.Figure("k", "t", target, unit, [(load, plain), (load, shm)],
+                                figures._ratio("gbit_per_s"))
+        results = {}
+        for variant, series in zip((plain, shm), values):
+            one = report.Series(variant)
+            one.rounds = [{"gbit_per_s": value} for value in series]
+            results[load.key, variant.name] = one
+        results[load.key, "shm"].proof.add(
+            summary.prove(line(1) + line(2) if text is None else text, PIDS, "shm"))
+        return bench.Verdict(figure, results)
+
+    def test_met_and_not_met(self):
+        self.assertIs(self.verdict([[10, 11, 12], [50, 44, 43]]).met, True)
+        self.assertIs(self.verdict([[10, 11, 12], [40, 43, 43]]).met, False)
+
+    def test_a_figure_that_was_not_lifted_is_not_met(self):
+        verdict = self.verdict([[10], [90]], text="")
+        self.assertIsNot(verdict.met, True)
+        self.assertIn("NO", verdict.cells()[-1])
+
+    def test_nothing_measured_is_not_met(self):
+        self.assertIsNot(self.verdict([[10], []]).met, True)
+
+
+class RunnerTest(unittest.TestCase):
+    def test_the_plain_side_sees_no_shim(self):
+        os.environ["LD_PRELOAD"], os.environ["RSOCK_LOG"] = "", "debug"
+        try:
+            run = runner.Runner()
+            plain = run.environment(runner.Variant.plain(), "/s")
+            shim = run.environment(runner.Variant.shim("/lib", "shm"), "/s")
+        finally:
+            del os.environ["LD_PRELOAD"], os.environ["RSOCK_LOG"]
+        self.assertFalse([k for k in plain if k.startswith("RSOCK_") or k == "LD_PRELOAD"])
+        self.assertEqual((shim["LD_PRELOAD"], shim["RSOCK_PATH"], shim["RSOCK_SUMMARY"],
+                          shim["RSOCK_LOG"]), ("/lib", "shm", "/s", "debug"))
+
+    def test_a_server_that_dies_and_a_client_that_fails_are_named(self):
+        with runner.Runner() as run:
+            plain = runner.Variant.plain()
+            with self.assertRaisesRegex(runner.RunError, "server ended at once.*broken"):
+                run.pair(plain, lambda f: (["sh", "-c", "echo broken >&2; exit 3"], None), None, 1)
+            server = lambda f: (["sh", "-c", f"echo 7 >{f}; exec sleep 60"], None)
+            with self.assertRaisesRegex(runner.RunError, "client ended with status 4"):
+                run.pair(plain, server, lambda port: ["sh", "-c", "exit 4"], 1)
+            with self.assertRaisesRegex(runner.RunError, "client ended with SIGSEGV"):
+                run.pair(plain, server, lambda port: ["sh", "-c", "kill -SEGV $$"], 1)
+            self.assertEqual(run._live, [])
+
+    def leaves_nothing_after(self, number):
+        code = ("import runner\n"
+                "try:\n"
+                " with runner.Runner() as run:\n"
+                "  print(run.folder, flush=True)\n"
+                "  run.pair(runner.Variant.plain(), lambda f: (['sh', '-c', f'echo 7 >{f}; echo $$ "
+                ">{f}.pid; exec sleep 60'], None), lambda port: ['sleep', '60'], 1)\n"
+                "except KeyboardInterrupt: raise SystemExit(130)\n")
+        process = subprocess.Popen([sys.executable, "-B", "-c", code], stdout=subprocess.PIPE,
+                                   text=True, cwd=os.path.dirname(os.path.abspath(__file__)))
+        folder = process.stdout.readline().strip()
+        pid_file = os.path.join(folder, "1.port.pid")
+        limit = time.monotonic() + 10
+        while not (os.path.exists(pid_file) and os.path.getsize(pid_file)):
+            self.assertLess(time.monotonic(), limit)
+            time.sleep(0.01)
+        with open(pid_file) as file:
+            server = int(file.read())
+        time.sleep(0.1)  # let the client start too
+        process.send_signal(number)
+        process.wait(timeout=10)
+        process.stdout.close()
+        limit = time.monotonic() + 5
+        while os.path.exists(f"/proc/{server}"):
+            self.assertLess(time.monotonic(), limit, "the server outlived the script")
+            time.sleep(0.01)
+        left = os.path.exists(folder)
+        shutil.rmtree(folder, ignore_errors=True)
+        return process.returncode, left
+
+    def test_interrupt_and_termination_leave_nothing(self):
+        for number in (signal.SIGINT, signal.SIGTERM):
+            with self.subTest(number=number):
+                self.assertEqual(self.leaves_nothing_after(number), (130, False))
+
+    def test_even_a_killed_script_leaves_no_process(self):
+        status, folder_left = self.leaves_nothing_after(signal.SIGKILL)
+        self.assertEqual(status, -signal.SIGKILL)
+        self.assertTrue(folder_left)  # nobody is left who could remove it
+
+
+class PlotTest(unittest.TestCase):
+    def test_missing_values_still_give_a_picture(self):
+        panels = [plot.Panel("a", "u", True, [("x", {"tcp": 1.0, "shm": None})]),
+                  plot.Panel("b", "u", True, [("x", {"tcp": None, "shm": None})])]
+        with runner.Runner() as run:
+            base = os.path.join(run.folder, "picture")
+            fault = plot.draw('a "title"', panels, ["tcp", "shm"], base)
+            if fault and "No such file" in fault:
+                self.skipTest("gnuplot is not installed")
+            self.assertIsNone(fault)
+            for suffix in ("svg", "png"):
+                self.assertGreater(os.path.getsize(f"{base}.{suffix}"), 1000)
+
+
+if __name__ == "__main__":
+    unittest.main()

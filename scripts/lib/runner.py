@@ -1,0 +1,238 @@
+"""Starts servers and clients for a measurement, and leaves nothing behind.
+
+Every process is started by us, on a port that was free, and is ended by its pid: also on ^C, on
+SIGTERM, and when this script itself is killed. Nothing outlives the Runner's `with` block.
+"""
+
+import ctypes
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class RunError(Exception):
+    """A run that gave no figure; the text says which and why."""
+
+
+class Variant:
+    """One way to run the same program: plain, or with the library and a path."""
+
+    def __init__(self, name, env=None, lifts_to=None):
+        self.name = name
+        self.env = dict(env or {})
+        self.lifts_to = lifts_to  # the path that the summary must prove, or None
+
+    @staticmethod
+    def plain(name="tcp"):
+        return Variant(name)
+
+    @staticmethod
+    def shim(library, path, name=None, extra=None):
+        env = {"LD_PRELOAD": library, "RSOCK_PATH": path}
+        env.update(extra or {})
+        return Variant(name or path, env, None if path == "tcp" else path)
+
+
+class Result:
+    """What a server and its client left: output, pids, and the summary file's text."""
+
+    def __init__(self, client_out, server_out, pids, summary_text):
+        self.client_out = client_out
+        self.server_out = server_out
+        self.pids = pids
+        self.summary_text = summary_text
+
+    def client_json(self):
+        try:
+            return json.loads(self.client_out)
+        except ValueError:
+            raise RunError("the client printed no JSON: " + _tail(self.client_out)) from None
+
+
+def _tail(text, limit=300):
+    text = " ".join(text.split())
+    return text if len(text) <= limit else "…" + text[-limit:]
+
+
+def free_port(address):
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.bind((address, 0))
+        return probe.getsockname()[1]
+
+
+def is_listening(port):
+    """Looks into the kernel's tables: a probing connect would be taken for a client."""
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            with open(table) as lines:
+                next(lines)
+                for line in lines:
+                    fields = line.split()
+                    if fields[3] == "0A" and int(fields[1].rsplit(":", 1)[1], 16) == port:
+                        return True
+        except (OSError, StopIteration):
+            pass
+    return False
+
+
+class Runner:
+    def __init__(self, address="127.0.0.1"):
+        self.address = address
+        self.folder = None
+        self._live = []
+        self._count = 0
+        self._old_handler = None
+
+    def __enter__(self):
+        self.folder = tempfile.mkdtemp(prefix="rsock-measure-")
+        # SIGTERM ends us as ^C does: through the `with` block's exit.
+        self._old_handler = signal.signal(signal.SIGTERM, _raise_interrupt)
+        return self
+
+    def __exit__(self, *_):
+        # A second ^C while we clean up must not leave half of it.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        old_interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            for process in list(self._live):
+                self._stop(process)
+            shutil.rmtree(self.folder, ignore_errors=True)
+        finally:
+            signal.signal(signal.SIGINT, old_interrupt)
+            signal.signal(signal.SIGTERM, self._old_handler)
+
+    def environment(self, variant, summary):
+        """The caller's environment without a shim; for shim runs, with theirs.
+
+        RSOCK_ variables that the caller set (to tune) reach the shim runs only.
+        """
+        env = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"}
+        if "LD_PRELOAD" in variant.env:
+            env.update(variant.env)
+            env["RSOCK_SUMMARY"] = summary
+        else:
+            env = {k: v for k, v in env.items() if not k.startswith("RSOCK_")}
+            env.update(variant.env)
+        return env
+
+    def pair(self, variant, server, client, seconds):
+        """Runs a server and a client to their ends and returns a Result.
+
+        server(port_file) and client(port) return command lines. When server() uses the port file
+        the port is read from there; otherwise it has an attribute `port`.
+        """
+        self._count += 1
+        base = os.path.join(self.folder, str(self._count))
+        summary, port_file = base + ".summary", base + ".port"
+        env = self.environment(variant, summary)
+        limit = time.monotonic() + seconds + 20
+        server_argv, port = server(port_file)
+        server_process = self._start(server_argv, env, base + ".server")
+        try:
+            port = self._wait_for_port(server_process, port, port_file)
+            client_process = self._start(client(port), env, base + ".client")
+            try:
+                client_out = self._finish(client_process, limit, "client")
+            finally:
+                self._stop(client_process)
+            # Both ends of a finished run end on their own; the server needs a moment to write
+            # its summary.
+            server_out = self._finish(server_process, limit, "server")
+        finally:
+            self._stop(server_process)
+        pids = {"server": server_process.pid, "client": client_process.pid}
+        return Result(client_out, server_out, pids, _read(summary))
+
+    def single(self, variant, argv, seconds):
+        """Runs one program to its end and returns the JSON it prints."""
+        self._count += 1
+        base = os.path.join(self.folder, str(self._count))
+        env = self.environment(variant, base + ".summary")
+        process = self._start(argv, env, base + ".out")
+        try:
+            out = self._finish(process, time.monotonic() + seconds + 20, argv[0])
+        finally:
+            self._stop(process)
+        return Result(out, "", {}, "").client_json()
+
+    # ---- processes ------------------------------------------------------------------------------
+
+    def _start(self, argv, env, base):
+        with open(base + ".stdout", "wb") as out, open(base + ".stderr", "wb") as err:
+            try:
+                process = subprocess.Popen(
+                    argv, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=env,
+                    preexec_fn=_in_child)
+            except OSError as error:
+                raise RunError(f"{argv[0]}: {error.strerror}") from None
+        process.base = base
+        process.title = " ".join([os.path.basename(argv[0])] + argv[1:])
+        self._live.append(process)
+        return process
+
+    def _finish(self, process, limit, role):
+        try:
+            status = process.wait(timeout=max(0.1, limit - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            raise RunError(f"the {role} did not end in time ({process.title})") from None
+        out = _read(process.base + ".stdout")
+        if status != 0:
+            how = f"status {status}" if status > 0 else signal.Signals(-status).name
+            said = _read(process.base + ".stderr") or out
+            raise RunError(f"the {role} ended with {how} ({process.title}): {_tail(said)}")
+        return out
+
+    def _wait_for_port(self, process, port, port_file):
+        limit = time.monotonic() + 10
+        while time.monotonic() < limit:
+            if port is None:
+                text = _read(port_file)
+                if text:
+                    return int(text)
+            elif is_listening(port):
+                return port
+            if process.poll() is not None:
+                said = _read(process.base + ".stderr") or _read(process.base + ".stdout")
+                raise RunError(f"the server ended at once ({process.title}): {_tail(said)}")
+            time.sleep(0.005)
+        raise RunError(f"the server does not listen ({process.title})")
+
+    def _stop(self, process):
+        """Ends one process that we started, kindly and then for certain."""
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(timeout=1)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        if process in self._live:
+            self._live.remove(process)
+
+
+def _in_child():
+    # Own process group: the terminal's ^C reaches us only, and we end the children in order.
+    os.setpgid(0, 0)
+    # And should we be killed without a chance to clean up, the kernel ends them.
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def _raise_interrupt(*_):
+    raise KeyboardInterrupt
+
+
+def _read(path):
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""

@@ -1,0 +1,125 @@
+"""The things that are measured: each runs once, in one variant, and returns figures and a Proof.
+
+A figure is a plain number under a fixed name. Names, units and which way is better are in FIGURES.
+"""
+
+import os
+
+import runner
+import summary
+
+# name: (unit, better)
+FIGURES = {
+    "gbit_per_s": ("Gbit/s", "higher"),
+    "cpu_s_per_gb": ("CPU s/GB", "lower"),
+    "p50_us": ("us", "lower"),
+    "p99_us": ("us", "lower"),
+    "mean_us": ("us", "lower"),
+    "messages_per_s": ("1/s", "higher"),
+    "connections_per_s": ("1/s", "higher"),
+}
+
+
+def gain(name, base, other):
+    """How many times better `other` is than `base`; above 1 is better, whatever the figure."""
+    if not base or not other:
+        return None
+    return base / other if FIGURES[name][1] == "lower" else other / base
+
+
+class Workload:
+    """`run` does one measurement; `seconds` is how long it measures."""
+
+    def __init__(self, key, title, seconds):
+        self.key = key
+        self.title = title
+        self.seconds = seconds
+
+    def run(self, run, variant):
+        result = self._run(run, variant)
+        figures = self._figures(result)
+        proof = None
+        if variant.lifts_to:
+            proof = summary.prove(result.summary_text, result.pids, variant.lifts_to)
+        return figures, proof
+
+
+class Iperf3(Workload):
+    """One stream, client to server. The receiver's rate; the CPU time of both processes."""
+
+    def __init__(self, block, seconds):
+        super().__init__(f"iperf3_{block}", f"iperf3 -l {block}", seconds)
+        self.block = block
+
+    def _run(self, run, variant):
+        port = runner.free_port(run.address)
+        server = ["iperf3", "-s", "-1", "-p", str(port), "-B", run.address]
+        client = ["iperf3", "-c", run.address, "-p", str(port), "-l", self.block,
+                  "-t", str(max(1, round(self.seconds))), "-J"]
+        return run.pair(variant, lambda _: (server, port), lambda _: client, self.seconds)
+
+    def _figures(self, result):
+        report = result.client_json()
+        if "error" in report:
+            raise runner.RunError("iperf3: " + str(report["error"]))
+        try:
+            end = report["end"]
+            received = end["sum_received"]
+            cpu = end["cpu_utilization_percent"]
+            cpu_seconds = (cpu["host_total"] + cpu["remote_total"]) / 100 * received["seconds"]
+            rate = received["bits_per_second"] / 1e9
+            gigabytes = received["bytes"] / 1e9
+        except (KeyError, TypeError):
+            raise runner.RunError("iperf3's report is incomplete") from None
+        if gigabytes <= 0:
+            raise runner.RunError("iperf3 moved no bytes")
+        return {"gbit_per_s": rate, "cpu_s_per_gb": cpu_seconds / gigabytes}
+
+
+class OwnPair(Workload):
+    """One of our measuring programs, which serve and call."""
+
+    def __init__(self, key, title, seconds, bench_dir, program, keep,
+                 server_args=(), client_args=()):
+        super().__init__(key, title, seconds)
+        self.binary = os.path.join(bench_dir, program)
+        self.keep = keep
+        self.server_args = list(server_args)
+        self.client_args = list(client_args)
+
+    def _run(self, run, variant):
+        def server(port_file):
+            argv = [self.binary, "server", "--port", "0", "--port-file", port_file,
+                    "--bind", run.address]
+            return argv + self.server_args, None
+
+        def client(port):
+            argv = [self.binary, "client", "--port", str(port), "--host", run.address,
+                    "--seconds", str(self.seconds)]
+            return argv + self.client_args
+
+        return run.pair(variant, server, client, self.seconds + 1)
+
+    def _figures(self, result):
+        report = result.client_json()
+        missing = [name for name in self.keep if not report.get(name)]
+        if missing:
+            raise runner.RunError("the client gave no " + ", ".join(missing))
+        return {name: report[name] for name in self.keep}
+
+
+def round_trip(bench_dir, size, label, seconds, mode="block"):
+    return OwnPair(f"rtt_{size}", f"round trip {label}", seconds, bench_dir, "rtt",
+                   ("p50_us", "p99_us", "mean_us"), ("--mode", mode),
+                   ("--size", str(size), "--mode", mode))
+
+
+def one_way(bench_dir, size, label, seconds):
+    return OwnPair(f"stream_{size}", f"one way {label}", seconds, bench_dir, "stream",
+                   ("messages_per_s",), (), ("--size", str(size)))
+
+
+def connect_rate(bench_dir, clients, seconds):
+    return OwnPair(f"connect_{clients}", f"connect, request, close; {clients} clients", seconds,
+                   bench_dir, "connect_rate", ("connections_per_s",),
+                   ("--threads", str(clients)), ("--threads", str(clients)))
