@@ -1,0 +1,76 @@
+// From the program's buffers to stream::send and stream::recv.
+//
+// Purpose: one rule for every call of the family: arguments that the kernel would refuse without
+// moving a byte are refused by the kernel itself, so that nobody has to know its reasons by heart.
+// A null stream is a descriptor that we know and that carries no stream: the kernel's call.
+// Thread safety: pure functions around thread-safe ones.
+#pragma once
+
+#include <climits>
+
+#include "preload/entry.h"
+
+namespace rsock::preload {
+
+constexpr size_t kMaxPieces = 1024;  // UIO_MAXIOV
+
+/// A count and lengths that the kernel would take.
+inline bool acceptable(const iovec* iov, size_t count) noexcept {
+  if (count > kMaxPieces || (iov == nullptr && count > 0)) return false;
+  size_t total = 0;
+  for (size_t i = 0; i < count; ++i) {
+    if (iov[i].iov_len > static_cast<size_t>(SSIZE_MAX) - total) return false;
+    total += iov[i].iov_len;
+  }
+  return true;
+}
+
+inline long send_pieces(Stream* s, int fd, const iovec* iov, size_t count, int flags,
+                        stream::KernelCall kernel) {
+  // MSG_FASTOPEN on a connected socket fails with EISCONN, and only the kernel knows when.
+  if (s == nullptr || !acceptable(iov, count) || (flags & MSG_FASTOPEN) != 0) return kernel();
+  return stream::send(*s, fd, iov, count, flags, kernel);
+}
+
+inline long recv_pieces(Stream* s, int fd, const iovec* iov, size_t count, int flags,
+                        stream::KernelCall kernel) {
+  // The error queue is the kernel's own and has nothing to do with the bytes of the stream.
+  if (s == nullptr || !acceptable(iov, count) || (flags & MSG_ERRQUEUE) != 0) return kernel();
+  return stream::recv(*s, fd, iov, count, flags, kernel);
+}
+
+inline ssize_t send_buffers(Stream* s, int fd, const iovec* iov, int count, int flags,
+                            stream::KernelCall kernel) {
+  return answer(send_pieces(s, fd, iov, static_cast<size_t>(count), flags, kernel));
+}
+
+inline ssize_t recv_buffers(Stream* s, int fd, const iovec* iov, int count, int flags,
+                            stream::KernelCall kernel) {
+  return answer(recv_pieces(s, fd, iov, static_cast<size_t>(count), flags, kernel));
+}
+
+inline ssize_t send_buffer(Stream* s, int fd, const void* buf, size_t n, int flags,
+                           stream::KernelCall kernel) {
+  const iovec piece{const_cast<void*>(buf), n};
+  return answer(send_pieces(s, fd, &piece, 1, flags, kernel));
+}
+
+inline ssize_t recv_buffer(Stream* s, int fd, void* buf, size_t n, int flags,
+                           stream::KernelCall kernel) {
+  const iovec piece{buf, n};
+  return answer(recv_pieces(s, fd, &piece, 1, flags, kernel));
+}
+
+/// preadv2 and pwritev2 on a stream: with offset -1 they are readv and writev, RWF_NOWAIT is
+/// MSG_DONTWAIT (net/socket.c, sock_read_iter), and a real offset is refused. Anything else is the
+/// kernel's for good.
+inline bool plain_transfer(Stream* s, int fd, off_t offset, int flags) noexcept {
+  if (s == nullptr || offset != -1) return false;
+  if ((flags & ~RWF_NOWAIT) == 0) return true;
+  stream::pin_to_tcp(fd, "preadv2 or pwritev2 with flags");
+  return false;
+}
+
+inline int message_flags(int rwf) noexcept { return (rwf & RWF_NOWAIT) != 0 ? MSG_DONTWAIT : 0; }
+
+}  // namespace rsock::preload

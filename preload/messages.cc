@@ -1,0 +1,171 @@
+// sendmsg to recvmmsg: buffers with a header beside them.
+
+#include <time.h>
+
+#include "core/base/clock.h"
+#include "core/poll/readiness_ops.h"
+#include "preload/entry.h"
+#include "preload/iovecs.h"
+
+namespace rsock::preload {
+namespace {
+
+/// SOL_SOCKET control data asks for things that only the kernel does (time stamps, priorities).
+bool wants_kernel(int fd, const msghdr* msg) noexcept {
+  if (msg == nullptr) return true;  // EFAULT
+  if (msg->msg_controllen == 0) return false;
+  stream::pin_to_tcp(fd, "sendmsg with control data");
+  return true;
+}
+
+/// One message to a stream, in the library's convention.
+long send_message(Stream& s, int fd, const msghdr* msg, int flags) {
+  auto kernel = in_kernel([&] { return real.sendmsg(fd, msg, flags); });
+  if (wants_kernel(fd, msg)) return kernel();
+  return send_pieces(&s, fd, msg->msg_iov, msg->msg_iovlen, flags, kernel);
+}
+
+/// One message to a TCP socket that is not connected: MSG_FASTOPEN connects it.
+long send_unconnected(int fd, const msghdr* msg, int flags) {
+  const long result = outcome(real.sendmsg(fd, msg, flags));
+  if ((flags & MSG_FASTOPEN) != 0 && FdTable::kind(fd) == FdKind::kTcpSocket && tracking()) {
+    stream::on_connect(fd, result >= 0 ? 0 : result);
+  }
+  return result;
+}
+
+/// What the kernel writes back for a TCP socket (net/socket.c, ____sys_recvmsg): no address, no
+/// control data, and of the flags only the one that it echoes.
+void fill_header(msghdr* msg, int flags) noexcept {
+  if (msg->msg_name != nullptr) msg->msg_namelen = 0;
+  msg->msg_controllen = 0;
+  msg->msg_flags = flags & MSG_CMSG_CLOEXEC;
+}
+
+long recv_message(Stream& s, int fd, msghdr* msg, int flags) {
+  bool by_kernel = false;
+  auto kernel = in_kernel([&] { return real.recvmsg(fd, msg, flags); }, by_kernel);
+  if (msg == nullptr) return kernel();  // EFAULT
+  const long result = recv_pieces(&s, fd, msg->msg_iov, msg->msg_iovlen, flags, kernel);
+  if (result >= 0 && !by_kernel) fill_header(msg, flags);
+  return result;
+}
+
+size_t total(const msghdr& msg) noexcept {
+  size_t n = 0;
+  for (size_t i = 0; i < msg.msg_iovlen; ++i) n += msg.msg_iov[i].iov_len;
+  return n;
+}
+
+/// The time limit of recvmmsg: looked at after each message, never while waiting for one
+/// (recvmmsg(2), BUGS). What is left is written back.
+class TimeLimit {
+ public:
+  explicit TimeLimit(timespec* limit) noexcept : limit_(limit) {
+    if (limit != nullptr) started_ = monotonic_ns();
+  }
+  bool valid() const noexcept {
+    return limit_ == nullptr ||
+           (limit_->tv_sec >= 0 && limit_->tv_nsec >= 0 && limit_->tv_nsec < 1'000'000'000);
+  }
+  bool over() noexcept {
+    if (limit_ == nullptr) return false;
+    const uint64_t now = monotonic_ns();
+    const uint64_t passed = now - started_;
+    started_ = now;
+    const auto seconds = static_cast<time_t>(passed / 1'000'000'000u);
+    limit_->tv_sec -= seconds;
+    limit_->tv_nsec -= static_cast<long>(passed % 1'000'000'000u);
+    if (limit_->tv_nsec < 0) {
+      limit_->tv_nsec += 1'000'000'000;
+      --limit_->tv_sec;
+    }
+    if (limit_->tv_sec < 0) *limit_ = {0, 0};
+    return limit_->tv_sec == 0 && limit_->tv_nsec == 0;
+  }
+
+ private:
+  timespec* limit_;
+  uint64_t started_ = 0;
+};
+
+/// net/socket.c, __sys_sendmmsg: stops at the first error or the first message that went only in
+/// part; an error counts only if nothing went before it.
+long send_messages(int fd, mmsghdr* messages, unsigned count, int flags) {
+  if (count > kMaxPieces) count = kMaxPieces;
+  for (unsigned i = 0; i < count; ++i) {
+    const msghdr* msg = &messages[i].msg_hdr;
+    Stream* s = FdTable::stream(fd);
+    const long r =
+        s != nullptr ? send_message(*s, fd, msg, flags) : send_unconnected(fd, msg, flags);
+    if (r < 0) return i > 0 ? i : r;
+    messages[i].msg_len = static_cast<unsigned>(r);
+    if (static_cast<size_t>(r) < total(*msg)) return i + 1;
+  }
+  return count;
+}
+
+/// net/socket.c, do_recvmmsg.
+long recv_messages(Stream& s, int fd, mmsghdr* messages, unsigned count, int flags,
+                   timespec* timeout) {
+  TimeLimit limit(timeout);
+  if (!limit.valid()) return -EINVAL;
+  int each = flags & ~MSG_WAITFORONE;
+  for (unsigned i = 0; i < count; ++i) {
+    const long r = recv_message(s, fd, &messages[i].msg_hdr, each);
+    if (r < 0) return i > 0 ? i : r;
+    messages[i].msg_len = static_cast<unsigned>(r);
+    if ((flags & MSG_WAITFORONE) != 0) each |= MSG_DONTWAIT;
+    if (limit.over() || (messages[i].msg_hdr.msg_flags & MSG_OOB) != 0) return i + 1;
+  }
+  return count;
+}
+
+/// Whether descriptors may be passed on in this message. Looks at the program's memory only where
+/// there are streams to lose: a bad pointer is for the kernel to find.
+bool may_pass_streams(const msghdr* msg) noexcept {
+  return poll::may_matter() && msg != nullptr && msg->msg_controllen != 0;
+}
+
+}  // namespace
+}  // namespace rsock::preload
+
+using namespace rsock;
+using namespace rsock::preload;
+
+RSOCK_EXPORT ssize_t sendmsg(int fd, const msghdr* msg, int flags) {
+  Stream* s = FdTable::stream(fd);
+  if (s != nullptr) return answer(send_message(*s, fd, msg, flags));
+  if (FdTable::word(fd) != 0) return answer(send_unconnected(fd, msg, flags));
+  // A stream among the descriptors passed on leaves our sight.
+  if (may_pass_streams(msg)) [[unlikely]]
+    stream::pin_passed_descriptors(msg);
+  return real.sendmsg(fd, msg, flags);
+}
+
+RSOCK_EXPORT int sendmmsg(int fd, mmsghdr* messages, unsigned count, int flags) {
+  if (FdTable::word(fd) != 0 && messages != nullptr) {
+    return static_cast<int>(answer(send_messages(fd, messages, count, flags)));
+  }
+  if (poll::may_matter() && messages != nullptr) [[unlikely]] {
+    for (unsigned i = 0; i < count && i < kMaxPieces; ++i) {
+      if (may_pass_streams(&messages[i].msg_hdr)) {
+        stream::pin_passed_descriptors(&messages[i].msg_hdr);
+      }
+    }
+  }
+  return real.sendmmsg(fd, messages, count, flags);
+}
+
+RSOCK_EXPORT ssize_t recvmsg(int fd, msghdr* msg, int flags) {
+  Stream* s = FdTable::stream(fd);
+  if (s == nullptr) return real.recvmsg(fd, msg, flags);
+  return answer(recv_message(*s, fd, msg, flags));
+}
+
+RSOCK_EXPORT int recvmmsg(int fd, mmsghdr* messages, unsigned count, int flags, timespec* timeout) {
+  Stream* s = FdTable::stream(fd);
+  if (s == nullptr || messages == nullptr)
+    return real.recvmmsg(fd, messages, count, flags, timeout);
+  return static_cast<int>(answer(recv_messages(*s, fd, messages, count, flags, timeout)));
+}

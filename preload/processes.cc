@@ -1,0 +1,299 @@
+// fork, vfork, exec, spawn and exit.
+//
+// clang-format off
+//   call                        before                     parent afterwards   child
+//   --------------------------  -------------------------  ------------------  ------------------------
+//   fork, daemon, forkpty       prepare_fork (no handler   after_fork_parent   note_child,
+//                               holds a lock yet), then                        after_fork_child
+//                               before_fork (last handler)
+//   _Fork; clone and syscall()  before_fork                after_fork_parent   note_child,
+//   without CLONE_VM                                                           after_fork_child
+//   vfork; clone with           before_spawn               nothing             nothing: it runs in its
+//   CLONE_VM | CLONE_VFORK                                                     parent's memory
+//   posix_spawn*, system,       before_spawn               nothing             inside libc, unseen
+//   popen
+//   exec*                       before_exec, unless in a   (failed) goes on    the new program knows of
+//                               child of vfork                                 no stream
+//   _exit, _Exit, quick_exit,   before_exit, unless in a   -                   -
+//   exit (by a destructor)      child of vfork
+// clang-format on
+//
+// forkpty and other forks inside libc meet the handlers only.
+// A process that never started has no stream: all of these then go straight to libc.
+#include "preload/processes.h"
+
+#include <alloca.h>
+#include <linux/sched.h>
+
+#include <cstdarg>
+
+#include "preload/entry.h"
+
+namespace rsock::preload {
+namespace {
+
+/// Set while a fork that pthread_atfork does not see goes on; nothing else may use it.
+void set_down_for_child() noexcept {
+  if (started() && own_process()) stream::before_spawn();
+}
+
+void set_down_for_fork() noexcept {
+  if (started() && own_process()) stream::prepare_fork();
+}
+
+void set_down_for_exec() noexcept {
+  // A child of vfork has nothing to do: its parent has set everything down.
+  if (started() && own_process()) stream::before_exec();
+}
+
+/// A fork without pthread_atfork's handlers. `call` returns in both processes.
+template <typename Call>
+long fork_unhandled(Call call) {
+  before_any_fork();
+  const long pid = outcome(call());
+  if (pid == 0) {
+    in_forked_child();
+  } else if (started()) {
+    stream::after_fork_parent(pid < 0);
+  }
+  return answer(pid);
+}
+
+/// The body of a cloned child. The parent's stack, where this lies, is copied with everything else.
+struct ClonedChild {
+  int (*body)(void*);
+  void* arg;
+};
+
+int run_cloned_child(void* child) {
+  in_forked_child();
+  const auto* c = static_cast<const ClonedChild*>(child);
+  return c->body(c->arg);
+}
+
+}  // namespace
+
+void before_any_fork() noexcept {
+  if (started()) stream::before_fork();
+}
+
+void after_any_fork() noexcept {
+  // The handlers are not told whether the fork failed: take it that there is a child.
+  if (started()) stream::after_fork_parent(false);
+}
+
+void in_forked_child() noexcept {
+  note_child();
+  if (started()) stream::after_fork_child();
+}
+
+long process_by_number(long number, const long* w) noexcept {
+  long flags = SIGCHLD;
+  if (number == SYS_clone) flags = w[0];
+  if (number == SYS_clone3)
+    flags = static_cast<long>(reinterpret_cast<const clone_args*>(w[0])->flags);
+  const auto call = [&] { return real.syscall(number, w[0], w[1], w[2], w[3], w[4], w[5]); };
+  if ((flags & CLONE_VM) == 0) return fork_unhandled(call);
+  if ((flags & CLONE_VFORK) != 0) set_down_for_child();
+  return call();
+}
+
+/// What vfork's entry calls before it jumps. Returns where to.
+extern "C" __attribute__((visibility("hidden"))) void* rsock_before_vfork() noexcept {
+  set_down_for_child();
+  return real_vfork();
+}
+
+}  // namespace rsock::preload
+
+using namespace rsock;
+using namespace rsock::preload;
+
+RSOCK_EXPORT pid_t fork() noexcept {
+  set_down_for_fork();
+  return real.fork();
+}
+
+RSOCK_EXPORT pid_t _Fork() noexcept {
+  return static_cast<pid_t>(fork_unhandled([] { return real._Fork(); }));
+}
+
+// vfork returns twice into the same frame: the child runs on, returns from any function of ours
+// that called libc's vfork, and destroys that frame before the parent comes back to it. So there
+// must be no frame: do our part, then jump, and let libc return to our caller, both times.
+#if defined(__x86_64__)
+asm(R"(
+  .text
+  .globl vfork
+  .type vfork, @function
+vfork:
+  .cfi_startproc
+  endbr64
+  subq $8, %rsp
+  .cfi_adjust_cfa_offset 8
+  call rsock_before_vfork
+  addq $8, %rsp
+  .cfi_adjust_cfa_offset -8
+  jmp *%rax
+  .cfi_endproc
+  .size vfork, . - vfork
+  .globl __vfork
+  .set __vfork, vfork
+)");
+#elif defined(__aarch64__)
+asm(R"(
+  .text
+  .globl vfork
+  .type vfork, %function
+vfork:
+  .cfi_startproc
+  hint 34
+  stp x29, x30, [sp, -16]!
+  .cfi_adjust_cfa_offset 16
+  bl rsock_before_vfork
+  ldp x29, x30, [sp], 16
+  .cfi_adjust_cfa_offset -16
+  mov x16, x0
+  br x16
+  .cfi_endproc
+  .size vfork, . - vfork
+  .globl __vfork
+  .set __vfork, vfork
+)");
+#endif
+
+// libc declares clone variadic; the three words behind arg are always read.
+RSOCK_EXPORT int rsock_clone(int (*body)(void*), void* stack, int flags, void* arg,
+                             void* parent_tid, void* tls, void* child_tid) noexcept asm("clone");
+RSOCK_EXPORT int rsock_clone(int (*body)(void*), void* stack, int flags, void* arg,
+                             void* parent_tid, void* tls, void* child_tid) noexcept {
+  if ((flags & CLONE_VM) != 0 || body == nullptr || stack == nullptr) {
+    if ((flags & CLONE_VFORK) != 0) set_down_for_child();
+    return real.clone(body, stack, flags, arg, parent_tid, tls, child_tid);
+  }
+  ClonedChild child{body, arg};
+  return static_cast<int>(fork_unhandled([&] {
+    return real.clone(run_cloned_child, stack, flags, &child, parent_tid, tls, child_tid);
+  }));
+}
+
+RSOCK_EXPORT int daemon(int nochdir, int noclose) noexcept {
+  set_down_for_child();
+  // libc puts /dev/null on 0, 1 and 2 without a call that we would see.
+  for (int fd = 0; fd <= 2 && noclose == 0; ++fd) {
+    if (FdTable::word(fd) != 0) (void)let_go(fd);
+  }
+  return real.daemon(nochdir, noclose);
+}
+
+// --- exec ------------------------------------------------------------------------------------
+
+RSOCK_EXPORT int execve(const char* path, char* const argv[], char* const envp[]) noexcept {
+  set_down_for_exec();
+  return real.execve(path, argv, envp);
+}
+
+RSOCK_EXPORT int execv(const char* path, char* const argv[]) noexcept {
+  set_down_for_exec();
+  return real.execv(path, argv);
+}
+
+RSOCK_EXPORT int execvp(const char* file, char* const argv[]) noexcept {
+  set_down_for_exec();
+  return real.execvp(file, argv);
+}
+
+RSOCK_EXPORT int execvpe(const char* file, char* const argv[], char* const envp[]) noexcept {
+  set_down_for_exec();
+  return real.execvpe(file, argv, envp);
+}
+
+RSOCK_EXPORT int fexecve(int fd, char* const argv[], char* const envp[]) noexcept {
+  set_down_for_exec();
+  return real.fexecve(fd, argv, envp);
+}
+
+RSOCK_EXPORT int execveat(int dir, const char* path, char* const argv[], char* const envp[],
+                          int flags) noexcept {
+  set_down_for_exec();
+  return real.execveat(dir, path, argv, envp, flags);
+}
+
+// The arguments become an array on the stack: a child of vfork, or of fork with threads, may not
+// allocate.
+#define RSOCK_COLLECT(first, argv, rest)                                  \
+  size_t count = 1;                                                       \
+  va_list rest;                                                           \
+  va_start(rest, first);                                                  \
+  while (va_arg(rest, char*) != nullptr) ++count;                         \
+  va_end(rest);                                                           \
+  auto** argv = static_cast<char**>(alloca((count + 1) * sizeof(char*))); \
+  argv[0] = const_cast<char*>(first);                                     \
+  va_start(rest, first);                                                  \
+  for (size_t i = 1; i <= count; ++i) argv[i] = va_arg(rest, char*)
+
+RSOCK_EXPORT int execl(const char* path, const char* arg, ...) noexcept {
+  RSOCK_COLLECT(arg, argv, rest);
+  va_end(rest);
+  return ::execv(path, argv);
+}
+
+RSOCK_EXPORT int execlp(const char* file, const char* arg, ...) noexcept {
+  RSOCK_COLLECT(arg, argv, rest);
+  va_end(rest);
+  return ::execvp(file, argv);
+}
+
+RSOCK_EXPORT int execle(const char* path, const char* arg, ...) noexcept {
+  RSOCK_COLLECT(arg, argv, rest);
+  auto* const* envp = va_arg(rest, char* const*);
+  va_end(rest);
+  return ::execve(path, argv, envp);
+}
+
+// --- spawn -----------------------------------------------------------------------------------
+
+RSOCK_EXPORT int posix_spawn(pid_t* pid, const char* path,
+                             const posix_spawn_file_actions_t* actions,
+                             const posix_spawnattr_t* attributes, char* const argv[],
+                             char* const envp[]) {
+  set_down_for_child();
+  return real.posix_spawn(pid, path, actions, attributes, argv, envp);
+}
+
+RSOCK_EXPORT int posix_spawnp(pid_t* pid, const char* file,
+                              const posix_spawn_file_actions_t* actions,
+                              const posix_spawnattr_t* attributes, char* const argv[],
+                              char* const envp[]) {
+  set_down_for_child();
+  return real.posix_spawnp(pid, file, actions, attributes, argv, envp);
+}
+
+RSOCK_EXPORT int system(const char* command) {
+  set_down_for_child();
+  return real.system(command);
+}
+
+RSOCK_EXPORT FILE* popen(const char* command, const char* mode) {
+  set_down_for_child();
+  return real.popen(command, mode);
+}
+
+// --- exit ------------------------------------------------------------------------------------
+
+RSOCK_EXPORT void _exit(int status) {
+  leave();
+  real._exit(status);
+  __builtin_unreachable();
+}
+
+RSOCK_EXPORT void quick_exit(int status) noexcept {
+  leave();
+  real.quick_exit(status);
+  __builtin_unreachable();
+}
+
+RSOCK_SAME_BODY(_Exit, _exit);
+RSOCK_SAME_BODY(__fork, fork);
+extern "C" __attribute__((visibility("default"), alias("clone"))) int rsock_clone_(
+    int (*)(void*), void*, int, void*, void*, void*, void*) noexcept asm("__clone");

@@ -1,0 +1,14 @@
+// What happens around every fork, however the process got to it. See the table in processes.cc.
+#pragma once
+
+namespace rsock::preload {
+
+/// pthread_atfork's three: in the forking thread, inside libc's fork.
+void before_any_fork() noexcept;
+void after_any_fork() noexcept;
+void in_forked_child() noexcept;
+
+/// fork and clone by number, through syscall(). `w` holds the six arguments.
+long process_by_number(long number, const long* w) noexcept;
+
+}  // namespace rsock::preload

@@ -1,0 +1,203 @@
+// syscall(): the calls of intercept.def by their numbers, through the same entries.
+//
+// Everything else jumps straight to libc's syscall with its arguments where they are.
+
+#include <pthread.h>
+
+#include <cstring>
+#include <type_traits>
+#include <utility>
+
+#include "core/poll/readiness_ops.h"
+#include "preload/entry.h"
+#include "preload/processes.h"
+
+namespace rsock::preload {
+namespace {
+
+enum class Kind { makes_fd, fd_first, fd_set, process, exit, kernel };
+
+template <typename T>
+T from_word(long w) noexcept {
+  if constexpr (std::is_pointer_v<T>) {
+    return reinterpret_cast<T>(w);
+  } else {
+    return static_cast<T>(w);
+  }
+}
+
+/// Calls an entry with as many of the words as it takes.
+template <typename R, typename... A, size_t... I>
+long forward(R (*entry)(A...), const long* w, std::index_sequence<I...>) {
+  if constexpr (std::is_void_v<R>) {
+    entry(from_word<A>(w[I])...);
+    return 0;
+  } else {
+    return static_cast<long>(entry(from_word<A>(w[I])...));
+  }
+}
+
+template <typename R, typename... A>
+long by_words(R (*entry)(A...), const long* w) {
+  return forward(entry, w, std::index_sequence_for<A...>());
+}
+
+/// fcntl and ioctl.
+template <typename R, typename A1, typename A2>
+long by_words(R (*entry)(A1, A2, ...), const long* w) {
+  return entry(from_word<A1>(w[0]), from_word<A2>(w[1]), w[2]);
+}
+
+/// Whether an entry could do anything but hand the call on.
+constexpr bool concerns_us(Kind kind, long first) noexcept {
+  return kind != Kind::kernel &&
+         (kind != Kind::fd_first || FdTable::word(static_cast<int>(first)) != 0);
+}
+
+/// A signal mask comes as the kernel's own sigset_t, 8 bytes, which is the front of glibc's.
+class Mask {
+ public:
+  Mask(const void* mask, size_t size) noexcept : given_(mask != nullptr), valid_(size == 8) {
+    memset(&set_, 0, sizeof(set_));
+    if (given_ && valid_) memcpy(&set_, mask, 8);
+  }
+  bool valid() const noexcept { return !given_ || valid_; }
+  const sigset_t* get() const noexcept { return given_ ? &set_ : nullptr; }
+
+ private:
+  bool given_;
+  bool valid_;
+  sigset_t set_;
+};
+
+/// The sixth argument of pselect6.
+struct MaskArgument {
+  const void* mask;
+  size_t size;
+};
+
+template <typename T>
+T as(long w) noexcept {
+  return from_word<T>(w);
+}
+
+/// Waits with a signal mask. False: the kernel's (a mask that it will refuse).
+bool masked_wait(long number, const long* w, long& result) {
+  const auto* outer = number == SYS_pselect6 ? as<const MaskArgument*>(w[5]) : nullptr;
+  const bool sixth = number == SYS_epoll_pwait || number == SYS_epoll_pwait2;
+  const Mask mask = number == SYS_pselect6
+                        ? (outer != nullptr ? Mask(outer->mask, outer->size) : Mask(nullptr, 8))
+                    : sixth ? Mask(as<const void*>(w[4]), static_cast<size_t>(w[5]))
+                            : Mask(as<const void*>(w[3]), static_cast<size_t>(w[4]));
+  if (!mask.valid()) return false;
+  const auto* limit = as<const timespec*>(number == SYS_ppoll      ? w[2]
+                                          : number == SYS_pselect6 ? w[4]
+                                                                   : w[3]);
+  if (number == SYS_ppoll) {
+    result = ::ppoll(as<pollfd*>(w[0]), static_cast<nfds_t>(w[1]), limit, mask.get());
+  } else if (number == SYS_pselect6) {
+    result = ::pselect(static_cast<int>(w[0]), as<fd_set*>(w[1]), as<fd_set*>(w[2]),
+                       as<fd_set*>(w[3]), limit, mask.get());
+  } else if (number == SYS_epoll_pwait) {
+    result = ::epoll_pwait(static_cast<int>(w[0]), as<epoll_event*>(w[1]), static_cast<int>(w[2]),
+                           static_cast<int>(w[3]), mask.get());
+  } else {
+    result = ::epoll_pwait2(static_cast<int>(w[0]), as<epoll_event*>(w[1]), static_cast<int>(w[2]),
+                            limit, mask.get());
+  }
+  return true;
+}
+
+/// preadv2 and pwritev2: the offset comes in two halves, of which a 64-bit kernel reads the first.
+long vector_transfer(long number, const long* w) {
+  auto* entry = number == SYS_preadv2 ? &::preadv2 : &::pwritev2;
+  return entry(static_cast<int>(w[0]), as<const iovec*>(w[1]), static_cast<int>(w[2]), w[3],
+               static_cast<int>(w[5]));
+}
+
+/// libc's syscall() is no cancellation point, whatever it is asked for; the entries may be.
+class CancelOff {
+ public:
+  CancelOff() noexcept { pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before_); }
+  ~CancelOff() { pthread_setcancelstate(before_, nullptr); }
+  CancelOff(const CancelOff&) = delete;
+  CancelOff& operator=(const CancelOff&) = delete;
+
+ private:
+  int before_;
+};
+
+/// The call through our entry. False: none of ours.
+bool serve(long number, const long* w, long& result) {
+  switch (number) {
+#define RSOCK_CALL(name, kind, nr, presence, effect) \
+  case nr:                                           \
+    result = by_words(&::name, w);                   \
+    return true;
+#include "preload/intercept.def"
+    case SYS_preadv2:
+    case SYS_pwritev2:
+      result = vector_transfer(number, w);
+      return true;
+    case SYS_ppoll:
+    case SYS_pselect6:
+    case SYS_epoll_pwait:
+    case SYS_epoll_pwait2:
+      return masked_wait(number, w, result);
+    default:
+      result = process_by_number(number, w);
+      return true;
+  }
+}
+
+/// A function of its own, so that the usual call needs no stack.
+[[gnu::noinline]] long served(long number, long a, long b, long c, long d, long e,
+                              long f) noexcept {
+  const CancelOff guard;
+  const long w[6] = {a, b, c, d, e, f};
+  long result;
+  return serve(number, w, result) ? result : real.syscall(number, a, b, c, d, e, f);
+}
+
+/// Whether the call is one that an entry would do more with than hand it on.
+bool ours(long number, long first) noexcept {
+  switch (number) {
+#define RSOCK_CALL(name, kind, nr, presence, effect) \
+  case nr:                                           \
+    return concerns_us(Kind::kind, first);
+#include "preload/intercept.def"
+    case SYS_preadv2:
+    case SYS_pwritev2:
+      return FdTable::word(static_cast<int>(first)) != 0;
+    case SYS_ppoll:
+    case SYS_pselect6:
+    case SYS_epoll_pwait:
+    case SYS_epoll_pwait2:
+      return poll::may_matter();
+#ifdef SYS_fork
+    case SYS_fork:
+#endif
+    case SYS_clone:
+    case SYS_clone3:
+      return started();
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+}  // namespace rsock::preload
+
+using namespace rsock;
+using namespace rsock::preload;
+
+// libc declares it variadic and always reads six words: so does this, without saving registers, and
+// what is not ours leaves by a jump.
+RSOCK_EXPORT long rsock_syscall(long number, long a, long b, long c, long d, long e,
+                                long f) noexcept asm("syscall");
+RSOCK_EXPORT long rsock_syscall(long number, long a, long b, long c, long d, long e,
+                                long f) noexcept {
+  if (ours(number, a)) [[unlikely]]
+    return served(number, a, b, c, d, e, f);
+  return real.syscall(number, a, b, c, d, e, f);
+}

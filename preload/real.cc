@@ -1,0 +1,190 @@
+#include "preload/real.h"
+
+#include <dlfcn.h>
+
+#include <cstdarg>
+#include <cstring>
+#include <type_traits>
+
+#include "core/base/raw_syscall.h"
+
+namespace rsock::preload {
+namespace {
+
+constexpr long kNoNumber = -1;
+
+/// Set while this thread is inside dlsym.
+constinit thread_local bool t_resolving __attribute__((tls_model("initial-exec"))) = false;
+
+/// What an optional name does where this libc does not have it.
+int absent() noexcept {
+  errno = ENOSYS;
+  return -1;
+}
+
+[[noreturn]] void missing(const char* name) noexcept {
+  static constexpr char kText[] = "librsock: the C library has no function ";
+  raw_syscall(SYS_write, 2, reinterpret_cast<long>(kText), sizeof(kText) - 1);
+  raw_syscall(SYS_write, 2, reinterpret_cast<long>(name), static_cast<long>(strlen(name)));
+  raw_syscall(SYS_write, 2, reinterpret_cast<long>("\n"), 1);
+  raw_syscall(SYS_exit_group, 127);
+  __builtin_unreachable();
+}
+
+enum Presence { required, optional };
+
+template <typename Fn>
+Fn look_up(const char* name, Presence presence) noexcept {
+  const bool before = t_resolving;
+  const int saved_errno = errno;
+  t_resolving = true;
+  void* found = dlsym(RTLD_NEXT, name);
+  t_resolving = before;
+  errno = saved_errno;
+  if (found == nullptr) {
+    if (presence == required) missing(name);
+    found = reinterpret_cast<void*>(&absent);
+  }
+  return reinterpret_cast<Fn>(found);
+}
+
+template <typename T>
+long word(T v) noexcept {
+  if constexpr (std::is_pointer_v<T>) {
+    return reinterpret_cast<long>(v);
+  } else {
+    return static_cast<long>(v);
+  }
+}
+
+template <typename R>
+R by_number(long r) noexcept {
+  if (r < 0) {
+    errno = static_cast<int>(-r);
+    r = -1;
+  }
+  return static_cast<R>(r);
+}
+
+/// The function that each pointer leads to until its name is known. Row: name, number, presence and
+/// the pointer, as intercept.def gives them.
+template <typename Row, typename Fn>
+struct First;
+
+template <typename Row, typename R, typename... A>
+struct First<Row, R (*)(A...)> {
+  static R call(A... args) {
+    if constexpr (Row::kNumber != kNoNumber) {
+      if (t_resolving) {
+        const long r = raw_syscall(Row::kNumber, word(args)...);
+        if constexpr (std::is_void_v<R>) {
+          return;
+        } else {
+          return by_number<R>(r);
+        }
+      }
+    }
+    Row::resolve();
+    return Row::pointer()(args...);
+  }
+};
+
+template <typename Row, typename R, typename... A>
+struct First<Row, R (*)(A...) noexcept> {
+  static R call(A... args) noexcept { return First<Row, R (*)(A...)>::call(args...); }
+};
+
+// The variadic ones take words: their callers pass at most as many as are read here, and what is
+// read beyond those is handed on unused.
+template <typename Row, typename R, typename A1, typename A2>
+struct First<Row, R (*)(A1, A2, ...)> {  // fcntl, ioctl
+  static R call(A1 a, A2 b, ...) {
+    va_list rest;
+    va_start(rest, b);
+    const long c = va_arg(rest, long);
+    va_end(rest);
+    if (t_resolving) return by_number<R>(raw_syscall(Row::kNumber, word(a), word(b), c));
+    Row::resolve();
+    return Row::pointer()(a, b, c);
+  }
+};
+
+template <typename Row, typename R, typename A1, typename A2>
+struct First<Row, R (*)(A1, A2, ...) noexcept> {
+  static R call(A1 a, A2 b, ...) noexcept {
+    va_list rest;
+    va_start(rest, b);
+    const long c = va_arg(rest, long);
+    va_end(rest);
+    return First<Row, R (*)(A1, A2, ...)>::call(a, b, c);
+  }
+};
+
+template <typename Row, typename R>
+struct First<Row, R (*)(long, ...) noexcept> {  // syscall
+  static R call(long number, ...) noexcept {
+    long w[6];
+    va_list rest;
+    va_start(rest, number);
+    for (long& each : w) each = va_arg(rest, long);
+    va_end(rest);
+    if (t_resolving) {
+      return by_number<R>(raw_syscall(number, w[0], w[1], w[2], w[3], w[4], w[5]));
+    }
+    Row::resolve();
+    return Row::pointer()(number, w[0], w[1], w[2], w[3], w[4], w[5]);
+  }
+};
+
+template <typename Row, typename R, typename Body>
+struct First<Row, R (*)(Body, void*, int, void*, ...) noexcept> {  // clone
+  static R call(Body body, void* stack, int flags, void* arg, ...) noexcept {
+    void* w[3];
+    va_list rest;
+    va_start(rest, arg);
+    for (void*& each : w) each = va_arg(rest, void*);
+    va_end(rest);
+    Row::resolve();
+    return Row::pointer()(body, stack, flags, arg, w[0], w[1], w[2]);
+  }
+};
+
+#define RSOCK_ROW(row, number, presence)                                           \
+  struct Row_##row {                                                               \
+    using Fn = RSOCK_TYPE(row);                                                    \
+    static constexpr long kNumber = number;                                        \
+    static RealCall<Fn>& pointer() noexcept { return real.row; }                   \
+    static void resolve() noexcept { pointer().set(look_up<Fn>(#row, presence)); } \
+  };
+#define RSOCK_CALL(name, kind, number, presence, effect) RSOCK_ROW(name, number, presence)
+#define RSOCK_LIBC(name, kind, presence, effect) RSOCK_ROW(name, kNoNumber, presence)
+#include "preload/intercept.def"
+#undef RSOCK_ROW
+
+}  // namespace
+
+constinit RealCalls real = {
+#define RSOCK_FIRST(name) RealCall<RSOCK_TYPE(name)>(&First<Row_##name, RSOCK_TYPE(name)>::call),
+#define RSOCK_CALL(name, kind, number, presence, effect) RSOCK_FIRST(name)
+#define RSOCK_LIBC(name, kind, presence, effect) RSOCK_FIRST(name)
+#include "preload/intercept.def"
+#undef RSOCK_FIRST
+};
+
+void resolve_all() noexcept {
+#define RSOCK_RESOLVE(name) \
+  if (real.name.get() == &First<Row_##name, RSOCK_TYPE(name)>::call) Row_##name::resolve();
+#define RSOCK_CALL(name, kind, number, presence, effect) RSOCK_RESOLVE(name)
+#define RSOCK_LIBC(name, kind, presence, effect) RSOCK_RESOLVE(name)
+#include "preload/intercept.def"
+#undef RSOCK_RESOLVE
+}
+
+void* real_vfork() noexcept {
+  using Fn = RSOCK_TYPE(vfork);
+  // Its first-call function would return twice through its own frame.
+  if (real.vfork.get() == &First<Row_vfork, Fn>::call) Row_vfork::resolve();
+  return reinterpret_cast<void*>(real.vfork.get());
+}
+
+}  // namespace rsock::preload

@@ -1,0 +1,133 @@
+#include "preload/startup.h"
+
+#include <pthread.h>
+#include <sys/auxv.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstring>
+
+#include "core/base/config.h"
+#include "core/base/inside.h"
+#include "core/base/log.h"
+#include "core/base/mutex.h"
+#include "core/base/raw_syscall.h"
+#include "core/os/owned_fd.h"
+#include "core/stream/fd_table.h"
+#include "core/stream/socket_ops.h"
+#include "preload/processes.h"
+#include "preload/real.h"
+
+namespace rsock::preload {
+namespace {
+
+constinit Mutex g_mutex;  // held while rungs are climbed
+constinit std::atomic<bool> g_early{false};
+constinit std::atomic<bool> g_started{false};
+constinit std::atomic<int> g_process{0};
+
+constexpr size_t kMaxVariables = 63;
+constinit char g_text[16 * 1024] = {};
+constinit const char* g_environment[kMaxVariables + 1] = {};
+
+int process_now() noexcept { return static_cast<int>(raw_syscall(SYS_getpid)); }
+
+// --- the rungs, as startup.def lists them ----------------------------------------------------
+
+void note_process() noexcept {
+  // Relaxed: a plain number. It changes in a forked child only, which has one thread then.
+  g_process.store(process_now(), std::memory_order_relaxed);
+}
+
+void copy_environment() noexcept {
+  // Set-uid programs are not told by their caller which files to write.
+  if (getauxval(AT_SECURE) != 0 || environ == nullptr) return;
+  size_t count = 0;
+  size_t used = 0;
+  for (char** e = environ; *e != nullptr && count < kMaxVariables; ++e) {
+    if (strncmp(*e, "RSOCK_", 6) != 0) continue;
+    const size_t n = strlen(*e) + 1;
+    if (n > sizeof(g_text) - used) continue;
+    memcpy(g_text + used, *e, n);
+    g_environment[count++] = g_text + used;
+    used += n;
+  }
+}
+
+void watch_fork() noexcept { pthread_atfork(before_any_fork, after_any_fork, in_forked_child); }
+
+void resolve_names() noexcept { resolve_all(); }
+
+void read_configuration() noexcept { load_config(g_environment); }
+
+void log_complaints() noexcept {
+  for (size_t i = 0; i < config_complaints(); ++i) RSOCK_LOG(kWarn, "%s", config_complaint(i));
+}
+
+void protect_internal_descriptors() noexcept {
+  os::set_internal_fd_hook([](int fd, bool opened) noexcept {
+    if (opened) {
+      stream::FdTable::set(fd, stream::FdKind::kInternal);
+    } else {
+      stream::FdTable::clear(fd);
+    }
+  });
+}
+
+// --- climbing --------------------------------------------------------------------------------
+
+void climb_early() noexcept {
+  // Relaxed: under g_mutex, or before main with one thread.
+  if (g_early.load(std::memory_order_relaxed)) return;
+#define RSOCK_EARLY(rung, reason) rung();
+#include "preload/startup.def"
+  g_early.store(true, std::memory_order_relaxed);
+}
+
+void climb_lazy() noexcept {
+#define RSOCK_LAZY(rung, reason) rung();
+#include "preload/startup.def"
+}
+
+/// False: this thread is on the rungs already.
+bool start() noexcept {
+  // acquire pairs with the release below: the configuration is whole.
+  if (g_started.load(std::memory_order_acquire)) return true;
+  if (g_mutex.held_by_me()) return false;
+  MutexLock lock(g_mutex);
+  if (g_started.load(std::memory_order_relaxed)) return true;
+  climb_early();
+  climb_lazy();
+  // release pairs with the acquire above and in started().
+  g_started.store(true, std::memory_order_release);
+  return true;
+}
+
+// 101 is the first priority that is not the implementation's own.
+__attribute__((constructor(101))) void on_load() noexcept {
+  MutexLock lock(g_mutex);
+  climb_early();
+}
+
+__attribute__((destructor(101))) void on_exit() noexcept { leave(); }
+
+}  // namespace
+
+bool started() noexcept { return g_started.load(std::memory_order_acquire); }
+
+bool tracking() noexcept {
+  return !inside_library() && start() && config().enabled && own_process();
+}
+
+bool own_process() noexcept { return g_process.load(std::memory_order_relaxed) == process_now(); }
+
+void note_child() noexcept {
+  g_mutex.reset_after_fork();
+  note_process();
+}
+
+void leave() noexcept {
+  if (started() && own_process()) stream::before_exit();
+}
+
+}  // namespace rsock::preload

@@ -1,0 +1,29 @@
+// Whether the library is awake, and whose process this is.
+//
+// Purpose: a program that never opens a TCP socket pays for loading us and nothing else; the first
+// call that may matter climbs the rungs of startup.def. Thread safety: all from any thread and from
+// signal handlers. A handler that interrupts its own thread on the rungs finds tracking() false:
+// what it opens stays the kernel's.
+#pragma once
+
+namespace rsock::preload {
+
+/// Whether what this call creates or changes is to be noted: started (starts if need be), not
+/// switched off by RSOCK_PATH=tcp, not a call from inside the library, and in this process's own
+/// memory.
+bool tracking() noexcept;
+
+/// Started already? Never starts.
+bool started() noexcept;
+
+/// False in a child of vfork (or of a raw clone): it uses the parent's memory, so our tables are
+/// not its own to change. One system call: for slow paths only.
+bool own_process() noexcept;
+
+/// In a forked child, before anything else: the process has a new id and one thread.
+void note_child() noexcept;
+
+/// The process ends: everything owed is handed over, once. Nothing where we never started.
+void leave() noexcept;
+
+}  // namespace rsock::preload
