@@ -93,9 +93,12 @@ RSOCK_EXPORT ssize_t pwritev2(int fd, const iovec* iov, int count, off_t offset,
 
 // --- receiving -------------------------------------------------------------------------------
 
+// A read of nothing is over before it reaches the socket (sock_read_iter() in net/socket.c), while
+// a recv of nothing waits for bytes like any other.
+
 RSOCK_EXPORT ssize_t read(int fd, void* buf, size_t n) {
   const uintptr_t w = FdTable::word(fd);
-  if (w != 0) [[unlikely]] {
+  if (w != 0 && n != 0) [[unlikely]] {
     return aside([=] {
       return recv_buffer(stream_in(w), fd, buf, n, 0,
                          in_kernel([=] { return real.read(fd, buf, n); }));
@@ -107,8 +110,9 @@ RSOCK_EXPORT ssize_t read(int fd, void* buf, size_t n) {
 RSOCK_EXPORT ssize_t readv(int fd, const iovec* iov, int count) {
   const uintptr_t w = FdTable::word(fd);
   if (w != 0) [[unlikely]] {
-    return aside([=] {
+    return aside([=]() -> ssize_t {
       auto kernel = in_kernel([=] { return real.readv(fd, iov, count); });
+      if (!holds_bytes(iov, count)) return answer(kernel());
       return recv_buffers(stream_in(w), fd, iov, count, 0, kernel);
     });
   }
@@ -146,7 +150,9 @@ RSOCK_EXPORT ssize_t preadv2(int fd, const iovec* iov, int count, off_t offset, 
   if (w != 0) [[unlikely]] {
     return aside([=]() -> ssize_t {
       auto kernel = in_kernel([=] { return real.preadv2(fd, iov, count, offset, flags); });
-      if (!plain_transfer(stream_in(w), fd, offset, flags)) return answer(kernel());
+      if (!plain_transfer(stream_in(w), fd, offset, flags) || !holds_bytes(iov, count)) {
+        return answer(kernel());
+      }
       return recv_buffers(stream_in(w), fd, iov, count, message_flags(flags), kernel);
     });
   }

@@ -25,6 +25,13 @@ inline bool acceptable(const iovec* iov, size_t count) noexcept {
   return true;
 }
 
+inline bool holds_bytes(const iovec* iov, int count) noexcept {
+  for (int i = 0; i < count; ++i) {
+    if (iov[i].iov_len != 0) return true;
+  }
+  return false;
+}
+
 inline long send_pieces(Stream* s, int fd, const iovec* iov, size_t count, int flags,
                         stream::KernelCall kernel) {
   // MSG_FASTOPEN on a connected socket fails with EISCONN, and only the kernel knows when.

@@ -49,7 +49,10 @@ long add_stream(Instance& in, Stream& s, int fd, const epoll_event& event, Kerne
   item->fd = fd;
   item->user = event;
   s.watchers.push_back(*item);
-  if (s.doorbell_fd.load(std::memory_order_acquire) >= 0) in.manage_locked(*item);
+  if (s.doorbell_fd.load(std::memory_order_acquire) >= 0) {
+    item->fresh = true;
+    in.manage_locked(*item);
+  }
   return 0;
 }
 
@@ -65,6 +68,7 @@ long modify_stream(Instance& in, Stream& s, int fd, const epoll_event& event, Ke
   item->disabled = false;
   if (item->managed) {
     in.unmanage_locked(*item);
+    item->fresh = true;
     in.manage_locked(*item);
   }
   return 0;
@@ -147,6 +151,7 @@ long wait_managed(Instance& in, int epfd, epoll_event* events, int max, const ti
   bool spun = false;
   for (;;) {
     int n = 0;
+    bool asked_kernel = false;
     {
       MutexLock lock(in.mutex);
       // Our items must not starve the kernel's descriptors: after an answer that they filled alone
@@ -155,6 +160,7 @@ long wait_managed(Instance& in, int epfd, epoll_event* events, int max, const ti
         in.kernel_first = false;
         const auto got = os::epoll_wait(epfd, events, max, 0);
         if (got) n = in.sort_locked(events, *got);
+        asked_kernel = true;
       }
       n += in.collect_locked(events + n, max - n);
       if (n == max) in.kernel_first = true;
@@ -166,7 +172,7 @@ long wait_managed(Instance& in, int epfd, epoll_event* events, int max, const ti
       if (!spun && (spun = true, spin(in))) continue;
       wait = deadline.as_timespec(&storage);
     }
-    if (n == max) return n;
+    if (n == max || (n != 0 && asked_kernel)) return n;
     const auto got =
         os::epoll_pwait2(epfd, events + n, max - n, wait, n == 0 ? sigmask : nullptr, kSigsetBytes);
     if (!got) return n != 0 ? n : -value(got.error());

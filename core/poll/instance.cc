@@ -2,6 +2,8 @@
 
 #include <sys/eventfd.h>
 
+#include <utility>
+
 #include "core/os/os.h"
 #include "core/stream/moves.h"
 
@@ -116,10 +118,19 @@ uint32_t Instance::events_now(Item& item) noexcept {
          (item.user.events | EPOLLERR | EPOLLHUP);
 }
 
-/// EPOLLET: is there something that the last report did not know?
+/// EPOLLET: is there something that the last report did not know? Room alone is news only to who
+/// was told to wait for it (SOCK_NOSPACE), or after ADD and MOD.
+bool Instance::is_edge_locked(Item& item, uint32_t events) noexcept {
+  constexpr uint32_t kRoom = EPOLLOUT | EPOLLWRNORM | EPOLLWRBAND;
+  const bool fresh = std::exchange(item.fresh, false);
+  const bool room =
+      (events & kRoom) != 0 && item.stream->tx_nospace.exchange(false, std::memory_order_relaxed);
+  const bool news = is_news_locked(item);
+  return fresh || room || (news && (events & ~kRoom) != 0);
+}
+
 bool Instance::is_news_locked(Item& item) noexcept {
-  bool news = item.local_news;
-  item.local_news = false;
+  bool news = std::exchange(item.local_news, false);
   stream::Stream& s = *item.stream;
   {
     MutexLock lock(s.rx.mutex);
@@ -139,15 +150,15 @@ bool Instance::is_news_locked(Item& item) noexcept {
 /// The order is the proof (PROTOCOL.md, "Waiting"): drain, arm, and the caller checks once more.
 /// The doorbell is registered edge-triggered, so it need not be empty; it is drained now and then,
 /// before it is full and rings no more.
-void Instance::drain_and_arm_locked(Item& item, bool* drained) noexcept {
+void Instance::drain_and_arm_locked(Item& item) noexcept {
   constexpr uint32_t kDrainEvery = 32;
+  const std::shared_ptr<stream::Channel> channel = stream::channel_of(*item.stream);
+  if (!channel) return;
   if (++item.looks_unanswered >= kDrainEvery && robbed_count_ < kMaxRobbed) {
     item.looks_unanswered = 0;
-    char bytes[256];
-    const auto got = os::recv(item.doorbell, bytes, sizeof(bytes), MSG_DONTWAIT);
-    *drained = got && *got > 0;
+    if (channel->drain_wait_fd()) robbed_[robbed_count_++] = &item;
   }
-  (void)stream::arm_for_poll(*item.stream, static_cast<short>(item.user.events & kInterest));
+  stream::arm_for_poll(*channel, static_cast<short>(item.user.events & kInterest));
 }
 
 void Instance::tell_robbed() noexcept {
@@ -164,30 +175,19 @@ void Instance::tell_robbed() noexcept {
     }
     robbed_count_ = 0;
   }
-  for (size_t i = 0; i < n; ++i) {
-    MutexLock lock(streams[i]->watch_mutex);
-    for (stream::Watcher& w : streams[i]->watchers) {
-      if (&w != robbed[i]) w.on_maybe_ready(*streams[i]);
-    }
-  }
+  for (size_t i = 0; i < n; ++i) stream::wake_watchers_except(*streams[i], robbed[i]);
 }
 
 /// True: *out is to be reported. The item's place in `ready` is left right (invariants 1 to 3).
 bool Instance::look_locked(Item& item, epoll_event* out) noexcept {
   const bool edge = (item.user.events & EPOLLET) != 0;
   uint32_t events = 0;
-  bool drained = false;
   for (int round = 0; round < 2 && events == 0; ++round) {
-    if (round == 1) drain_and_arm_locked(item, &drained);
+    if (round == 1) drain_and_arm_locked(item);
     events = events_now(item);
-    if (events != 0 && edge) {
-      const bool room = (events & EPOLLOUT) != 0 &&
-                        item.stream->tx_nospace.exchange(false, std::memory_order_relaxed);
-      if (!is_news_locked(item) && !room) events = 0;
-    }
+    if (events != 0 && edge && !is_edge_locked(item, events)) events = 0;
   }
   if (events == 0) return false;
-  if (drained) robbed_[robbed_count_++] = &item;
   *out = epoll_event{events, item.user.data};
   if ((item.user.events & EPOLLONESHOT) != 0) item.disabled = true;
   return true;

@@ -59,6 +59,7 @@ class Item final : public stream::Watcher, public ReadyListHook, public ItemList
   epoll_event user{};  // what the program registered
   bool managed = false;
   bool disabled = false;    // EPOLLONESHOT, reported
+  bool fresh = false;       // added or modified by the program: whatever holds is news
   bool local_news = false;  // an edge for EPOLLET that no word shows
   bool linked_ready = false;
   int doorbell = -1;
@@ -92,8 +93,8 @@ class Instance {
   void make_ready_locked(Item& item, bool local) noexcept RSOCK_REQUIRES(mutex);
   /// Looks at the ready items, fills events. Returns the count.
   int collect_locked(epoll_event* events, int max) noexcept RSOCK_REQUIRES(mutex);
-  /// Streams whose doorbell a look drained and then found ready: other sleepers may have been
-  /// robbed of their ring, and are to be told once the mutex is free (tell_robbed).
+  /// Streams whose doorbell a look drained: other sleepers may have been robbed of their ring, and
+  /// are told once the mutex is free.
   void tell_robbed() noexcept RSOCK_EXCLUDES(mutex);
   /// Sorts our own events out of the kernel's: they make items ready; the program's stay, packed.
   /// Returns how many stay.
@@ -107,8 +108,9 @@ class Instance {
   Item* robbed_[kMaxRobbed] RSOCK_GUARDED_BY(mutex) = {};
   size_t robbed_count_ RSOCK_GUARDED_BY(mutex) = 0;
 
-  void drain_and_arm_locked(Item& item, bool* drained) noexcept RSOCK_REQUIRES(mutex);
+  void drain_and_arm_locked(Item& item) noexcept RSOCK_REQUIRES(mutex);
   bool look_locked(Item& item, epoll_event* out) noexcept RSOCK_REQUIRES(mutex);
+  bool is_edge_locked(Item& item, uint32_t events) noexcept RSOCK_REQUIRES(mutex);
   bool is_news_locked(Item& item) noexcept RSOCK_REQUIRES(mutex);
   uint32_t events_now(Item& item) noexcept;
 };

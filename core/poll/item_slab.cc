@@ -51,8 +51,9 @@ Item* acquire_item() noexcept {
 void release_item(Item& item) noexcept {
   item.instance = nullptr;
   item.stream = nullptr;
-  item.managed = item.disabled = item.local_news = item.linked_ready = false;
+  item.managed = item.disabled = item.fresh = item.local_news = item.linked_ready = false;
   item.doorbell = item.fd = -1;
+  item.looks_unanswered = 0;
   item.seen_published = 0;
   MutexLock lock(g_mutex);
   g_free->push_back(item);

@@ -211,11 +211,14 @@ long PollCall::sleep(const Deadline& deadline, const sigset_t* sigmask) noexcept
     Stream& s = *streams_[i];
     kernel_[i].fd = -1;
     watchers[k].link(s, *bell);
-    channels[k] = stream::arm_for_poll(s, fds_[i].events);
+    channels[k] = stream::channel_of(s);
     if (channels[k]) {
-      channels[k]->drain_wait_fd();
-      channels[k] = stream::arm_for_poll(s, fds_[i].events);
-      if (channels[k]) kernel_[used++] = pollfd{channels[k]->wait_fd(), POLLIN, 0};
+      // Drain, then arm, then look: whatever is published after the look rings again. The rings
+      // that were taken out may have been meant for another thread that sleeps on this stream for
+      // something else.
+      if (channels[k]->drain_wait_fd()) watchers[k].tell_others();
+      stream::arm_for_poll(*channels[k], fds_[i].events);
+      kernel_[used++] = pollfd{channels[k]->wait_fd(), POLLIN, 0};
       // Parts that the kernel still owns are watched there as well.
       short kernel_part = 0;
       if (s.rx.state != stream::RxState::kRing)
@@ -230,12 +233,6 @@ long PollCall::sleep(const Deadline& deadline, const sigset_t* sigmask) noexcept
   }
   kernel_[used++] = pollfd{bell->fd(), POLLIN, 0};
   if (const long ready = look(); ready != 0) {
-    // We may have drained a ring that was meant for another sleeper of the same stream: pass it on.
-    for (nfds_t i = 0; i < n_; ++i) {
-      if (streams_[i] == nullptr || fds_[i].revents == 0) continue;
-      MutexLock lock(streams_[i]->watch_mutex);
-      for (stream::Watcher& w : streams_[i]->watchers) w.on_maybe_ready(*streams_[i]);
-    }
     return look_at_kernel(ready);
   }
   timespec storage;

@@ -35,6 +35,8 @@ void SleepWatcher::link(stream::Stream& s, ThreadBell& bell) noexcept {
   s.watchers.push_back(*this);
 }
 
+void SleepWatcher::tell_others() noexcept { stream::wake_watchers_except(*stream_, this); }
+
 void SleepWatcher::unlink() noexcept {
   if (stream_ == nullptr) return;
   MutexLock lock(stream_->watch_mutex);

@@ -31,6 +31,8 @@ class SleepWatcher final : public stream::Watcher {
 
   void link(stream::Stream& s, ThreadBell& bell) noexcept;
   void unlink() noexcept;
+  /// Wakes every other watcher of the stream.
+  void tell_others() noexcept;
 
   void on_maybe_ready(stream::Stream&) noexcept override { bell_->ring(); }
   void on_path_changed(stream::Stream&) noexcept override { bell_->ring(); }

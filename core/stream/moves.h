@@ -65,8 +65,10 @@ long rx_try_locked(Stream& s, int fd, const iovec* iov, size_t n, size_t skip, s
 /// Events of <poll.h> among POLLIN, POLLOUT, POLLRDHUP, POLLPRI, POLLERR, POLLHUP (and the
 /// RDNORM/WRNORM twins) that hold now for a stream with a channel. Takes the locks.
 short ready_events(Stream& s, int fd, short interest) noexcept;
-/// Announces a sleeper on the channel's doorbell for the given interest. Returns the channel (null
-/// if there is none any more); look again with ready_events() before sleeping.
-std::shared_ptr<Channel> arm_for_poll(Stream& s, short interest) noexcept;
+/// The channel, kept alive for the caller; null if there is none.
+std::shared_ptr<Channel> channel_of(Stream& s) noexcept;
+/// Announces a sleeper on the channel's doorbell for the given interest; look again with
+/// ready_events() before sleeping.
+void arm_for_poll(Channel& channel, short interest) noexcept;
 
 }  // namespace rsock::stream

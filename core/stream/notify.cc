@@ -14,6 +14,13 @@ void wake_waiters(Stream& s) noexcept {
   for (Watcher& w : s.watchers) w.on_maybe_ready(s);
 }
 
+void wake_watchers_except(Stream& s, const Watcher* self) noexcept {
+  MutexLock lock(s.watch_mutex);
+  for (Watcher& w : s.watchers) {
+    if (&w != self) w.on_maybe_ready(s);
+  }
+}
+
 void path_changed(Stream& s) noexcept {
   MutexLock lock(s.watch_mutex);
   for (Watcher& w : s.watchers) w.on_path_changed(s);

@@ -57,7 +57,7 @@ void reset(Stream& s, int fd, bool nonblocking) noexcept {
   s.rx.state = RxState::kKernel;
   s.tx.ring_done = s.tx.shut = s.tx.fin_owed = false;
   s.rx.ring_done = s.rx.shut = false;
-  s.tx.replay_next = 0;
+  s.tx.replay_next = s.tx.off_tcp = s.rx.off_tcp = 0;
   for (auto* flag : {&s.rx.want_ready, &s.rx.await_replay, &s.closed, &s.has_channel, &s.tx_wanted,
                      &s.lift_asked, &s.pinned, &s.strict_failed, &s.tcp_event, &s.peer_gone,
                      &s.tx_nospace, &s.adopted, &s.rx.fin_seen}) {

@@ -62,6 +62,7 @@ struct TxSide {
   bool ring_done = false;            // the attached channel owes nothing more in this direction
   bool shut = false;                 // the program sent FIN (shutdown or close)
   bool fin_owed = false;             // FIN waits for the end of a replay
+  uint64_t off_tcp = 0;              // bytes of `offset` that never were on TCP; under mutex
   uint64_t replay_next = 0;          // kReplay: channel offset of the next byte to put on TCP
 };
 
@@ -73,6 +74,7 @@ struct RxSide {
   bool ring_done = false;                 // nothing more to come from the attached channel
   bool shut = false;                      // SHUT_RD
   std::atomic<bool> fin_seen{false};      // the end was reached: recv says 0, whatever comes later
+  uint64_t off_tcp = 0;                   // bytes of `offset` that never were on TCP; under mutex
   std::atomic<bool> want_ready{false};    // a channel waits for the readers to be out of the kernel
   std::atomic<bool> await_replay{false};  // frozen: bytes are owed to us on TCP
 };
@@ -163,6 +165,8 @@ void for_each_stream(void (*fn)(Stream&, void*), void* arg) noexcept;
 void wake_waiters(Stream& s) noexcept;
 /// Tells the watchers that the channel came or went. No tx or rx lock held.
 void path_changed(Stream& s) noexcept;
+/// Wakes all watchers but one: its owner took a ring out of the doorbell that they share.
+void wake_watchers_except(Stream& s, const Watcher* self) noexcept;
 /// Unlinks every watcher and tells it that the stream is closed.
 void unlink_watchers(Stream& s) noexcept;
 

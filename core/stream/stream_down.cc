@@ -64,6 +64,7 @@ bool flush_replay_locked(Stream& s) noexcept {
       break;
     }
     s.tx.replay_next += *sent;
+    s.tx.off_tcp -= *sent;
     s.sent[0].fetch_add(*sent, std::memory_order_relaxed);
     s.sent[static_cast<int>(s.channel->kind())].fetch_sub(*sent, std::memory_order_relaxed);
   }

@@ -115,18 +115,16 @@ short ready_events(Stream& s, int fd, short interest) noexcept {
   return static_cast<short>(events & (interest | POLLERR | POLLHUP | POLLNVAL));
 }
 
-std::shared_ptr<Channel> arm_for_poll(Stream& s, short interest) noexcept {
-  std::shared_ptr<Channel> channel;
-  {
-    MutexLock lock(s.rx.mutex);
-    channel = s.channel;
-  }
-  if (!channel) return nullptr;
+std::shared_ptr<Channel> channel_of(Stream& s) noexcept {
+  MutexLock lock(s.rx.mutex);
+  return s.channel;
+}
+
+void arm_for_poll(Channel& channel, short interest) noexcept {
   if ((interest & (POLLIN | POLLRDNORM | POLLRDHUP | POLLPRI)) != 0 || interest == 0) {
-    channel->rx_arm(transport::Sleep::kDoorbell);
+    channel.rx_arm(transport::Sleep::kDoorbell);
   }
-  if ((interest & kOut) != 0) channel->tx_arm(transport::Sleep::kDoorbell);
-  return channel;
+  if ((interest & kOut) != 0) channel.tx_arm(transport::Sleep::kDoorbell);
 }
 
 }  // namespace rsock::stream

@@ -47,6 +47,7 @@ long read_ring_locked(Stream& s, const iovec* iov, size_t n, size_t skip, size_t
                          : s.channel->rx_read(iov, n, skip, limit, peek);
   if (got != 0 && !peek) {
     s.rx.offset.fetch_add(got, std::memory_order_relaxed);
+    s.rx.off_tcp += got;
     s.received[static_cast<int>(s.channel->kind())].fetch_add(got, std::memory_order_relaxed);
   }
   return static_cast<long>(got);

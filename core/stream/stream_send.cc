@@ -62,6 +62,7 @@ bool write_ring_locked(Stream& s, const iovec* iov, size_t n, size_t total, size
   const size_t took = s.channel->tx_write(iov, n, *done, total - *done);
   if (took == 0) return false;
   s.tx.offset.fetch_add(took, std::memory_order_relaxed);
+  s.tx.off_tcp += took;
   s.sent[static_cast<int>(s.channel->kind())].fetch_add(took, std::memory_order_relaxed);
   *done += took;
   return true;

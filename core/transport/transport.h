@@ -140,8 +140,9 @@ class Channel {
   /// The doorbell: readable after a ring for a Sleep::kDoorbell; POLLHUP once the peer has let go
   /// of the channel. -1 never. Any thread.
   virtual int wait_fd() const noexcept = 0;
-  /// Takes all rings out of wait_fd(). Any thread; a ring that comes later is kept.
-  virtual void drain_wait_fd() noexcept = 0;
+  /// Takes all rings out of wait_fd(). Any thread; a ring that comes later is kept. True: there were some. The
+  /// doorbell is one for all who sleep on this end, whatever for: whoever takes rings out tells the others.
+  virtual bool drain_wait_fd() noexcept = 0;
 
  protected:
   Channel() = default;

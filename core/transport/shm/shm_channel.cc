@@ -224,13 +224,16 @@ void ShmChannel::wake_peer() noexcept {
   ring_doorbell();
 }
 
-void ShmChannel::drain_wait_fd() noexcept {
+bool ShmChannel::drain_wait_fd() noexcept {
   char rings[256];
+  bool any = false;
   // Bounded: a peer that rings without end keeps us awake, not in here.
   for (int i = 0; i < 4; ++i) {
     const Result<size_t> n = os::recv(doorbell_.get(), rings, sizeof(rings), MSG_DONTWAIT);
-    if (!n || *n < sizeof(rings)) return;
+    if (n && *n > 0) any = true;
+    if (!n || *n < sizeof(rings)) break;
   }
+  return any;
 }
 
 }  // namespace rsock::transport

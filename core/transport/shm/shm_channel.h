@@ -1,7 +1,7 @@
 // A channel in shared memory: two byte rings and a control page that both processes map.
 //
 // Contract: core/transport/transport.h. What is particular here:
-//  - Bytes move by memcpy. Publishing is one locked exchange; a system call follows only when the
+//  - Bytes move by memcpy. Publishing is a store and a fence; a system call follows only when the
 //    other end has announced that it sleeps.
 //  - The turn of a direction is the seals of its head word (byte_ring.h). An ended direction's
 //  offset
@@ -67,7 +67,7 @@ class ShmChannel final : public Channel {
   void wake_local() noexcept override;
   void wake_peer() noexcept override;
   int wait_fd() const noexcept override { return doorbell_.get(); }
-  void drain_wait_fd() noexcept override;
+  bool drain_wait_fd() noexcept override;
 
  private:
   void wake_receiver() noexcept;

@@ -7,7 +7,7 @@
  * Steps that the C++ performs as one atomic operation or one system call are `atomic` here, nothing else.
  *
  * Checked: order; a clean EOF only after every byte; a reset only when S was killed and bytes are missing; S
- * and R always end (invalid end states otherwise). Bounds: K bytes, ring CAP, kernel buffer TCPCAP, GENS
+ * and R always end (invalid end states otherwise; -DLIVE: as LTL, no livelock either). Bounds: K bytes, ring CAP, kernel buffer TCPCAP, GENS
  * channels one after the other. Each M_* switch breaks one rule and must be caught (scripts/check_model).
  */
 #ifndef K
@@ -116,9 +116,11 @@ proctype S(byte goal) {
        w[g].ring[w[g].tail % CAP] = taken;
        atomic { w[g].tail++; taken++ }
     /* R froze our direction; before the start there is nothing to replay. */
+#ifndef M_DEAF_KEEPER
     :: g < GENS && w[g].sealed -> replay()
+#endif
     /* Set down, for reasons of our own, or because the doorbell hung up. */
-    :: g < GENS && w[g].ready -> recall()
+    :: g < GENS && w[g].ready && !w[g].sealed -> recall()
     /* Half-close or close: the channel ends first, FIN is the last thing on the kernel's stream. */
     :: taken == goal || r_dead ->
        if
@@ -200,7 +202,7 @@ inline managed_read() {
   :: !sealed && st == 0 && !ended ->
      if
 #ifdef V_UNBOUNDED_READ
-     :: nempty(tcp) -> take_tcp()
+     :: len(tcp) > 0 -> take_tcp()
 #else
      :: k > 0 -> take_tcp()
 #endif
@@ -284,3 +286,8 @@ init {
   fi
 #endif
 }
+
+#ifdef LIVE
+/* Under a fair scheduler both ends come to an end, whatever is moved. R may look as often as it likes. */
+ltl ends { <> (tcp_fin && r_dead) }
+#endif

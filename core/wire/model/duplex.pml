@@ -105,7 +105,7 @@ proctype Program(byte me; byte s; byte r; bool stubborn; bool early; bool moves)
      fi;
      d_step {
        if
-       :: !reset && d[s].tx_raw && nfull(d[s].tcp) -> d[s].tcp!d[s].taken; d[s].taken++
+       :: !reset && d[s].tx_raw && len(d[s].tcp) == 0 -> d[s].tcp!d[s].taken; d[s].taken++
        :: !reset && !d[s].tx_raw && d[s].kind == OPEN && d[s].tail == d[s].head ->
           d[s].cell = d[s].taken; d[s].tail++; d[s].taken++
        :: else
@@ -115,7 +115,7 @@ proctype Program(byte me; byte s; byte r; bool stubborn; bool early; bool moves)
   :: d[s].tx_shut && !d[r].rx_over && RX_READY(r) -> read_one(r)
   :: d[s].tx_shut && early && !d[r].rx_over ->
      /* close() with the peer's bytes unread, in the ring or in the kernel: RST. */
-     atomic { if :: d[r].head < d[r].tail || nempty(d[r].tcp) -> reset = true; d[r].rx_over = true :: else fi }
+     atomic { if :: d[r].head < d[r].tail || len(d[r].tcp) > 0 -> reset = true; d[r].rx_over = true :: else fi }
      if :: d[r].rx_over -> break :: else -> (RX_READY(r)) fi
   :: d[s].tx_shut && d[r].rx_over -> break
   od;

@@ -140,10 +140,13 @@ proctype OnFutex() {
      if
      :: got || over
      :: else ->
-#ifndef M_BELL_LATE
+#if !defined(M_BELL_LATE) && !defined(M_BELL_AFTER_ARM)
         seen = rx_bell;
 #endif
         atomic { rx_sleep = rx_sleep | FUTEX };
+#ifdef M_BELL_AFTER_ARM
+        seen = rx_bell;
+#endif
         if
 #ifndef M_RX_NO_RECHECK
         :: READABLE
@@ -208,7 +211,11 @@ init {
 #ifndef ONE_BELL
            run OnDoorbell(true);
 #endif
+#ifdef FICKLE
+           run OnDoorbell(true) };
+#else
            run OnDoorbell(false) };
+#endif
 #ifdef CRASH
   kill_s = true
 #endif
