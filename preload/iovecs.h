@@ -25,7 +25,11 @@ inline bool acceptable(const iovec* iov, size_t count) noexcept {
   return true;
 }
 
+/// Whether there is a byte to move. readv and writev of nothing are answered by the kernel before
+/// it comes to the socket. Unacceptable pieces count as bytes: send_pieces and recv_pieces refuse
+/// them.
 inline bool holds_bytes(const iovec* iov, int count) noexcept {
+  if (!acceptable(iov, static_cast<size_t>(count))) return true;
   for (int i = 0; i < count; ++i) {
     if (iov[i].iov_len != 0) return true;
   }

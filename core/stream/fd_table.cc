@@ -8,7 +8,7 @@ void (*g_epoll_close)(void*, int) noexcept = nullptr;
 void (*g_epoll_dup)(void*, int) noexcept = nullptr;
 void (*g_epoll_fork_child)() noexcept = nullptr;
 
-constinit std::atomic<uintptr_t> FdTable::slots_[FdTable::kSize] = {};
+std::atomic<uintptr_t> FdTable::slots_[FdTable::kSize];
 constinit std::atomic<int> FdTable::highest_{-1};
 
 uintptr_t FdTable::set(int fd, FdKind kind, const void* object) noexcept {

@@ -59,7 +59,7 @@ class FdTable {
   static int highest() noexcept { return highest_.load(std::memory_order_relaxed); }
 
  private:
-  static constinit std::atomic<uintptr_t> slots_[kSize];
+  static std::atomic<uintptr_t> slots_[kSize];  // BSS: clang refuses constinit on so many
   static constinit std::atomic<int> highest_;
 };
 

@@ -175,8 +175,7 @@ void on_kicks() noexcept {
     }
     for (size_t j = 0; j < in.attached.size(); ++j) {
       if (in.attached[j].nonce == kick->nonce) {
-        tend(*in.attached[j].stream);
-        break;
+        tend(*in.attached[j].stream);  // both ends of a channel may live in this process
       }
     }
   }
@@ -192,7 +191,7 @@ void on_asked() noexcept {
     asked.swap(in.asked);
   }
   for (const Asked& a : asked) {
-    if (config().strict) {
+    if (config().strict && !config().allow_tcp) {
       in.strict.push_back(Strict{a.stream, a.generation, monotonic_ns() + kStrictNs});
     }
     start_attempt(*a.stream, a.generation);

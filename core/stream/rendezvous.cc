@@ -59,6 +59,7 @@ struct alignas(8) Attempt {
   uint64_t own_cookie = 0;
   os::OwnedFd listener;
   os::OwnedFd connection;
+  os::OwnedFd memfd;  // came with HELLO
   uint64_t nonce = 0;
   wire::SocketName peer_kick;
   std::unique_ptr<transport::ShmSegment> segment;
@@ -100,6 +101,7 @@ void give_up(Attempt& a, Reason reason) noexcept {
 
 void drop_connection(Attempt& a) noexcept {
   a.connection.reset();
+  a.memfd.reset();
   a.segment.reset();
   a.inbox_size = 0;
 }
@@ -405,7 +407,7 @@ wire::Verdict judge_hello(Attempt& a, const wire::Hello& hello, int memfd) noexc
 }
 
 void on_hello(Attempt& a) noexcept {
-  static os::OwnedFd* memfd = new os::OwnedFd;  // keeper thread only; one message is read at a time
+  os::OwnedFd* const memfd = &a.memfd;
   const int state = read_message(a, wire::kHelloSize, memfd);
   if (state == 0) return;
   if (state < 0) {

@@ -55,7 +55,7 @@ void reset(Stream& s, int fd, bool nonblocking) noexcept {
   s.rx.offset.store(0, std::memory_order_relaxed);
   s.tx.state = TxState::kKernel;
   s.rx.state = RxState::kKernel;
-  s.tx.ring_done = s.tx.shut = s.tx.fin_owed = false;
+  s.tx.ring_done = s.tx.shut = s.tx.fin_owed = s.tx.lied = false;
   s.rx.ring_done = s.rx.shut = false;
   s.tx.replay_next = s.tx.off_tcp = s.rx.off_tcp = 0;
   for (auto* flag : {&s.rx.want_ready, &s.rx.await_replay, &s.closed, &s.has_channel, &s.tx_wanted,

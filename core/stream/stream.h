@@ -61,6 +61,7 @@ struct TxSide {
   TxState state = TxState::kKernel;  // written under mutex
   bool ring_done = false;            // the attached channel owes nothing more in this direction
   bool shut = false;                 // the program sent FIN (shutdown or close)
+  bool lied = false;                 // the peer froze us at an impossible byte: the stream fails
   bool fin_owed = false;             // FIN waits for the end of a replay
   uint64_t off_tcp = 0;              // bytes of `offset` that never were on TCP; under mutex
   uint64_t replay_next = 0;          // kReplay: channel offset of the next byte to put on TCP

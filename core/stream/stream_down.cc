@@ -36,7 +36,7 @@ void begin_replay_locked(Stream& s, uint64_t x) noexcept {
   const uint64_t tail = s.channel->tx_tail();
   if (x > tail ||
       tail - x > s.channel->capacity()) {  // a lie: there is nothing true to continue from
-    s.error.store(ECONNRESET, std::memory_order_release);
+    s.tx.lied = true;
     s.tx.replay_next = tail;
   } else {
     s.tx.replay_next = x;
@@ -157,6 +157,14 @@ bool set_down_and_wait(Stream& s, Reason reason) noexcept {
   }
 }
 
+/// The peer let go of the channel without saying `replayed`, but there was nothing to replay, or it is here.
+static bool nothing_owed_locked(Stream& s) noexcept RSOCK_REQUIRES(s.rx.mutex) {
+  if (!s.peer_gone.load(std::memory_order_acquire)) return false;
+  const auto start = s.channel->rx_start();
+  return !start ||
+         s.rx.offset.load(std::memory_order_relaxed) >= *start + s.channel->rx_published();
+}
+
 void maybe_detach(Stream& s) noexcept {
   if (!s.has_channel.load(std::memory_order_acquire)) return;
   std::shared_ptr<Channel> channel;
@@ -166,7 +174,7 @@ void maybe_detach(Stream& s) noexcept {
     MutexLock rx(s.rx.mutex);
     if (!s.channel || !s.tx.ring_done || !s.rx.ring_done) return;
     if (s.rx.await_replay.load(std::memory_order_relaxed)) {
-      if (!s.channel->rx_replayed()) return;
+      if (!s.channel->rx_replayed() && !nothing_owed_locked(s)) return;
       s.rx.await_replay.store(false, std::memory_order_relaxed);
     }
     channel = std::move(s.channel);
@@ -185,6 +193,7 @@ void maybe_detach(Stream& s) noexcept {
 void attend(Stream& s) noexcept {
   if (!s.has_channel.load(std::memory_order_acquire)) return;
   try_ready(s);
+  bool lied = false;
   {
     MutexLock lock(s.tx.mutex);
     if (!s.channel) return;
@@ -201,7 +210,9 @@ void attend(Stream& s) noexcept {
     }
     (void)obey_tx_turn_locked(s);
     if (s.tx.state == TxState::kReplay) (void)flush_replay_locked(s);
+    lied = s.tx.lied;
   }
+  if (lied) return fail_stream(s, "peer broke the protocol");
   if (s.tx_wanted.load(std::memory_order_acquire)) try_switch_tx(s);
   {
     MutexLock lock(s.rx.mutex);
@@ -262,6 +273,7 @@ void fail_stream(Stream& s, Reason reason) noexcept {
     MutexLock tx(s.tx.mutex);
     if (s.tx.state != TxState::kKernel) finish_tx_locked(s);
     s.tx.ring_done = true;
+    s.tx.lied = false;
   }
   {
     MutexLock rx(s.rx.mutex);

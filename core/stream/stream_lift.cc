@@ -108,6 +108,7 @@ bool attach(Stream& s, uint32_t generation, std::shared_ptr<Channel> channel) no
     s.has_channel.store(true, std::memory_order_release);
     if (s.tx.shut) {  // FIN is out already: this direction can't move any more
       (void)s.channel->tx_end();
+      s.channel->tx_set_replayed();
       s.tx.ring_done = true;
     }
     Keeper::watch_locked(s);

@@ -1,5 +1,7 @@
 /* vfork, clone, exec, threads that fork, pthread_cancel, descriptors at their limits: prints what
- * happened. Plain Linux is the judge: under the interposer it must print the same. */
+ * happened. Plain Linux is the judge: under the interposer it must print the same. An argument leaves
+ * pthread_cancel out: AddressSanitizer takes the unwinding of its own frames for an overflow (its hint
+ * says so). */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -201,7 +203,8 @@ static void use_copies(void) {
   printf("received %zd %s\n", recv(served, buf, 5, MSG_WAITALL), buf);
 }
 
-int main(void) {
+int main(int argc, char** argv) {
+  (void)argv;
   setvbuf(stdout, NULL, _IONBF, 0);
   signal(SIGPIPE, SIG_IGN);
   connect_pair();
@@ -209,7 +212,7 @@ int main(void) {
   use_vfork();
   use_clone();
   echo("after clone");
-  use_cancel();
+  if (argc == 1) use_cancel();
   echo("after cancel");
   use_threads_that_fork();
   use_odd_arguments();

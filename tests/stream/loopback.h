@@ -16,6 +16,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <sstream>
@@ -39,6 +40,8 @@ inline void configure(std::vector<std::string> more = {}) {
   static std::vector<std::string> texts;
   texts = {"RSOCK_LIFT_CALLS=1", "RSOCK_LIFT_BYTES=1", "RSOCK_CONFIG=/dev/null"};
   texts.insert(texts.end(), more.begin(), more.end());
+  // For a look by hand: what the library says while a test runs.
+  if (const char* log = getenv("RSOCK_LOG")) texts.push_back(std::string("RSOCK_LOG=") + log);
   std::vector<const char*> environment;
   for (const std::string& t : texts) environment.push_back(t.c_str());
   environment.push_back(nullptr);
@@ -53,7 +56,7 @@ long ask_kernel(long number, A... arguments) {
 
 // --- the program's calls ---------------------------------------------------------------------------
 
-inline long send(int fd, const void* data, size_t n, int flags = 0) {
+inline long do_send(int fd, const void* data, size_t n, int flags = 0) {
   flags |= MSG_NOSIGNAL;
   auto kernel = [&]() -> long { return ask_kernel(SYS_sendto, fd, data, n, flags, 0, 0); };
   Stream* s = FdTable::stream(fd);
@@ -61,14 +64,14 @@ inline long send(int fd, const void* data, size_t n, int flags = 0) {
   return s == nullptr ? kernel() : stream::send(*s, fd, &iov, 1, flags, kernel);
 }
 
-inline long recv(int fd, void* data, size_t n, int flags = 0) {
+inline long do_recv(int fd, void* data, size_t n, int flags = 0) {
   auto kernel = [&]() -> long { return ask_kernel(SYS_recvfrom, fd, data, n, flags, 0, 0); };
   Stream* s = FdTable::stream(fd);
   const iovec iov{data, n};
   return s == nullptr ? kernel() : stream::recv(*s, fd, &iov, 1, flags, kernel);
 }
 
-inline long shutdown(int fd, int how) {
+inline long do_shutdown(int fd, int how) {
   auto kernel = [&]() -> long { return ask_kernel(SYS_shutdown, fd, how); };
   Stream* s = FdTable::stream(fd);
   return s == nullptr ? kernel() : stream::shutdown(*s, fd, how, kernel);
@@ -184,7 +187,7 @@ inline bool ping_until_lifted(const Connection& c) {
   char byte = 0;
   return eventually([&] {
     for (auto [from, to] : {std::pair{c.left, c.right}, std::pair{c.right, c.left}}) {
-      if (send(from, "x", 1) != 1 || recv(to, &byte, 1) != 1) return false;
+      if (do_send(from, "x", 1) != 1 || do_recv(to, &byte, 1) != 1) return false;
     }
     return sends_in_ring(*FdTable::stream(c.left)) && sends_in_ring(*FdTable::stream(c.right));
   });
@@ -199,7 +202,7 @@ inline ::testing::AssertionResult echoes(int left, int right, size_t n) {
     size_t sent = 0;
     for (size_t got = 0; got < n;) {
       if (sent < n) {
-        const long r = send(from, out.data() + sent, n - sent, MSG_DONTWAIT);
+        const long r = do_send(from, out.data() + sent, n - sent, MSG_DONTWAIT);
         if (r > 0) sent += static_cast<size_t>(r);
         if (r <= 0 && r != -EAGAIN) return ::testing::AssertionFailure() << "send: " << r;
       }
@@ -207,7 +210,7 @@ inline ::testing::AssertionResult echoes(int left, int right, size_t n) {
         if (sent < n) continue;
         return ::testing::AssertionFailure() << "silence after " << got << " of " << n << " bytes";
       }
-      const long r = recv(to, in.data() + got, n - got, MSG_DONTWAIT);
+      const long r = do_recv(to, in.data() + got, n - got, MSG_DONTWAIT);
       if (r == -EAGAIN) continue;
       if (r <= 0) return ::testing::AssertionFailure() << "recv: " << r << " after " << got << " bytes";
       got += static_cast<size_t>(r);

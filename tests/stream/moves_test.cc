@@ -92,7 +92,7 @@ void write_until_told(End& e, uint32_t dice) {
   while (!e.stop_writing.load(std::memory_order_relaxed)) {
     const size_t n = random_size(random);
     const bool wait = !e.nonblocking && random() % 4 != 0;
-    const long r = send(e.fd, known_bytes(at, e.sends), n, wait ? 0 : MSG_DONTWAIT);
+    const long r = do_send(e.fd, known_bytes(at, e.sends), n, wait ? 0 : MSG_DONTWAIT);
     if (r == -EAGAIN && !wait) {
       poll_one(e.fd, POLLOUT);
       continue;
@@ -100,8 +100,9 @@ void write_until_told(End& e, uint32_t dice) {
     if (r <= 0 || (wait && r != static_cast<long>(n))) give_up(e, "send", r, at);
     at += static_cast<uint64_t>(r);
     e.written.store(at, std::memory_order_relaxed);
+    if (random() % 8 == 0) nap_us(50);  // the keepers need a core now and then, or moves are rare
   }
-  if (const long r = shutdown(e.fd, SHUT_WR); r != 0) give_up(e, "shutdown", r, at);
+  if (const long r = do_shutdown(e.fd, SHUT_WR); r != 0) give_up(e, "shutdown", r, at);
 }
 
 void check(End& e, const uint8_t* got, size_t n, uint64_t at, const char* what) {
@@ -121,12 +122,12 @@ void read_until_end(End& e, uint32_t dice) {
     const bool wait = !e.nonblocking && random() % 4 != 0;
     if (!wait && random() % 2 == 0) poll_one(e.fd, POLLIN);
     if (random() % 8 == 0) {
-      const long peeked = recv(e.fd, buffer.data(), std::min<size_t>(n, 4096), MSG_PEEK | MSG_DONTWAIT);
+      const long peeked = do_recv(e.fd, buffer.data(), std::min<size_t>(n, 4096), MSG_PEEK | MSG_DONTWAIT);
       if (peeked > 0) check(e, buffer.data(), static_cast<size_t>(peeked), at, "wrong bytes in a peek");
       if (peeked < 0 && peeked != -EAGAIN) give_up(e, "peek", peeked, at);
     }
     const bool all = wait && random() % 8 == 0;
-    const long r = recv(e.fd, buffer.data(), n, (all ? MSG_WAITALL : 0) | (wait ? 0 : MSG_DONTWAIT));
+    const long r = do_recv(e.fd, buffer.data(), n, (all ? MSG_WAITALL : 0) | (wait ? 0 : MSG_DONTWAIT));
     if (r == -EAGAIN && !wait) {
       poll_one(e.fd, POLLIN);
       continue;
@@ -137,14 +138,14 @@ void read_until_end(End& e, uint32_t dice) {
     at += static_cast<uint64_t>(r);
     e.seen.store(at, std::memory_order_relaxed);
     if (all && r != static_cast<long>(n)) {
-      const long next = recv(e.fd, buffer.data(), 1);
+      const long next = do_recv(e.fd, buffer.data(), 1);
       if (next != 0) give_up(e, "MSG_WAITALL gave less before the end", r, at);
       break;
     }
   }
   // Once the end was read it stays the end.
   char byte;
-  if (const long r = recv(e.fd, &byte, 1); r != 0) give_up(e, "a second look at the end", r, at);
+  if (const long r = do_recv(e.fd, &byte, 1); r != 0) give_up(e, "a second look at the end", r, at);
 }
 
 /// Sets ends down at random moments until each has moved `target` times, then lets the writers finish.
@@ -154,6 +155,8 @@ void move_all(std::vector<End*> ends, uint32_t target, uint32_t dice) {
     finished = 0;
     for (End* e : ends) {
       Stream& s = *FdTable::stream(e->fd);
+      // Counts that differ from the kernel's pin a stream to TCP: then it would never move again.
+      if (s.pinned.load(std::memory_order_relaxed)) give_up(*e, s.not_lifted.load(), 0, s.rx.offset.load());
       const bool done = e->moves.load(std::memory_order_relaxed) >= target;
       if (done) {
         ++finished;
@@ -165,7 +168,8 @@ void move_all(std::vector<End*> ends, uint32_t target, uint32_t dice) {
         stream::set_down(s, "test, in the middle of a lift or another move");
       }
     }
-    nap_us(static_cast<long>(random() % 1500));
+    // Mostly in the first moments of a lift, sometimes when the rings have been at work for a while.
+    nap_us(static_cast<long>(random() % (random() % 8 == 0 ? 12'000 : 1'500)));
   }
 }
 
@@ -219,17 +223,20 @@ TEST_P(Moves, BothEndsInOneProcessLoseNothing) {
   for (auto& e : ends) all.push_back(e.get());
   run_ends(all, target, 0);
   uint64_t bytes = 0;
+  uint64_t on_rings = 0;  // what was not recalled: a single end may have none
   for (size_t i = 0; i < ends.size(); ++i) {
     EXPECT_EQ(ends[i]->written.load(), ends[i ^ 1]->seen.load()) << "seed " << seed();
     EXPECT_GE(ends[i]->moves.load(), target);
     Stream& s = *FdTable::stream(ends[i]->fd);
-    EXPECT_GT(s.sent[1].load(), 0u);
     EXPECT_EQ(s.sent[0].load() + s.sent[1].load(), ends[i]->written.load());
     EXPECT_EQ(s.received[0].load() + s.received[1].load(), ends[i]->seen.load());
     bytes += ends[i]->written.load();
+    on_rings += s.sent[1].load();
   }
+  EXPECT_GT(on_rings, 0u);
   RecordProperty("bytes", std::to_string(bytes));
-  printf("%llu MB, %zu ends, %u moves each\n", static_cast<unsigned long long>(bytes >> 20), ends.size(), target);
+  printf("%llu MB, of them %llu through rings; %zu ends, %u moves each\n", static_cast<unsigned long long>(bytes >> 20),
+         static_cast<unsigned long long>(on_rings >> 20), ends.size(), target);
 }
 
 TEST_P(Moves, OneEndInEachOfTwoProcessesLosesNothing) {
@@ -290,9 +297,9 @@ TEST_P(Moves, OneEndInEachOfTwoProcessesLosesNothing) {
 
 INSTANTIATE_TEST_SUITE_P(
     Loads, Moves,
-    ::testing::Values(Load{"one_stream_small_ring", "RSOCK_RING_BYTES=65536", "RSOCK_SPIN_US=50", 1, 1000},
-                      Load{"four_streams_small_rings", "RSOCK_RING_BYTES=65536", "RSOCK_SPIN_US=0", 4, 400},
-                      Load{"three_streams_default_rings", "RSOCK_RING_BYTES=1048576", "RSOCK_SPIN_US=50", 3, 400}),
+    ::testing::Values(Load{"one_stream_small_ring", "RSOCK_RING_BYTES=65536", "RSOCK_SPIN_US=50", 1, 500},
+                      Load{"four_streams_small_rings", "RSOCK_RING_BYTES=65536", "RSOCK_SPIN_US=0", 4, 150},
+                      Load{"three_streams_default_rings", "RSOCK_RING_BYTES=1048576", "RSOCK_SPIN_US=50", 3, 150}),
     [](const ::testing::TestParamInfo<Load>& info) { return info.param.name; });
 
 }  // namespace

@@ -1,5 +1,7 @@
 #include "core/transport/shm/shm_channel.h"
 
+#include <sys/syscall.h>
+
 #include <climits>
 
 #include "core/os/os.h"
@@ -14,6 +16,9 @@ using std::memory_order_seq_cst;
 // ring/ stands beside wire/ and does not know it.
 static_assert(ring::kSealFrozen == wire::kHeadSealed && ring::kSealEnded == wire::kHeadEnded &&
               ring::kCountMask == wire::kHeadCount);
+
+// MADV_POPULATE_WRITE, since Linux 5.14; older headers lack it.
+constexpr long kMadvPopulateWrite = 23;
 
 /// Bumps a bell and wakes who sleeps on it.
 void strike(std::atomic<uint32_t>& bell) noexcept {
@@ -61,11 +66,28 @@ std::unique_ptr<Channel> make_shm_channel(ShmSegment segment, os::OwnedFd doorbe
 
 // --- bytes -------------------------------------------------------------------------------------
 
+/// Gives the part of our ring that is written for the first time its pages, many in one system
+/// call: a page fault for each costs several times as much. Not all at once, because most streams
+/// that are lifted never write a whole ring.
+void ShmChannel::populate_ahead() noexcept {
+  constexpr size_t kStep = 64 * 1024;
+  std::byte* const ring = segment_.ring(&tx_ == &segment_.page().direction[0] ? 0 : 1);
+  const size_t n = std::min(kStep, capacity() - populated_);
+  // No wrapper in os.h: a hint. An older kernel (before 5.14) refuses it, and the faults come.
+  (void)os::door()(SYS_madvise, reinterpret_cast<long>(ring + populated_), static_cast<long>(n),
+                   kMadvPopulateWrite, 0, 0, 0);
+  populated_ += n;
+}
+
 size_t ShmChannel::tx_write(const iovec* iov, size_t n, size_t skip, size_t limit) noexcept {
   ring::IovCursor from(iov, n, skip);
   size_t done = 0;
   do {
-    const size_t moved = writer_.write(from, std::min(limit - done, ring::kPiece));
+    if (__builtin_expect(populated_ < capacity(), 0) &&
+        writer_.tail() + ring::kPublishPiece > populated_) {
+      populate_ahead();
+    }
+    const size_t moved = writer_.write(from, std::min(limit - done, ring::kPublishPiece));
     if (moved == 0) break;
     done += moved;
     // After every piece, not only the last: the receiver wakes up while we copy the next.
@@ -79,9 +101,10 @@ size_t ShmChannel::rx_read(const iovec* iov, size_t n, size_t skip, size_t limit
                            bool peek) noexcept {
   ring::IovCursor to(iov, n, skip);
   if (peek) return reader_.peek(to, limit);
+  const size_t piece = ring::release_piece(capacity());
   size_t done = 0;
   do {
-    const size_t moved = reader_.read(to, std::min(limit - done, ring::kPiece));
+    const size_t moved = reader_.read(to, std::min(limit - done, piece));
     if (moved == 0) break;
     done += moved;
     wake_sender_if_roomy();

@@ -70,6 +70,7 @@ class ShmChannel final : public Channel {
   bool drain_wait_fd() noexcept override;
 
  private:
+  void populate_ahead() noexcept;
   void wake_receiver() noexcept;
   void wake_sender_if_roomy() noexcept;
   void ring_doorbell() noexcept;
@@ -80,7 +81,8 @@ class ShmChannel final : public Channel {
   wire::DirectionWords& rx_;
   // The two sides are used by different threads at once: a line each.
   alignas(64) ring::RingWriter writer_;
-  Turn over_;  // what our tx_end() or tx_recall() found or made; open before
+  size_t populated_ = 0;  // bytes of our ring that have memory behind them
+  Turn over_;             // what our tx_end() or tx_recall() found or made; open before
   alignas(64) ring::RingReader reader_;
 };
 

@@ -1,0 +1,168 @@
+// What the machine refuses: descriptors, memory, a system call that a sandbox forbids. The stream stays on TCP, says
+// why, and every byte flows; when the refusal ends, other streams are lifted again.
+//
+// os::set_door stands between core and the kernel: one kind of call is refused, everything else passes.
+
+#include <linux/netlink.h>
+#include <sys/epoll.h>
+
+#include <thread>
+
+#include "core/os/os.h"
+#include "tests/stream/loopback.h"
+
+namespace rsock {
+namespace {
+
+using namespace rsock::testing;
+
+/// Null: not this call. Else the errno that it gets.
+using Refuses = int (*)(long number, long a, long b);
+std::atomic<Refuses> g_refuses{nullptr};
+std::atomic<int> g_refused{0};
+
+long door_with_refusals(long number, long a, long b, long c, long d, long e, long f) noexcept {
+  if (const Refuses refuses = g_refuses.load(std::memory_order_acquire)) {
+    if (const int error = refuses(number, a, b); error != 0) {
+      g_refused.fetch_add(1, std::memory_order_relaxed);
+      return -error;
+    }
+  }
+  return raw_syscall(number, a, b, c, d, e, f);
+}
+
+struct Limit {
+  const char* name;
+  Refuses refuses;
+  const char* reason;
+};
+void PrintTo(const Limit& limit, std::ostream* out) { *out << limit.name; }
+
+class Limits : public ::testing::TestWithParam<Limit> {
+ protected:
+  void SetUp() override {
+    os::set_door(&door_with_refusals);
+    configure({"RSOCK_RING_BYTES=65536"});
+  }
+  void TearDown() override { g_refuses = nullptr; }
+};
+
+TEST_P(Limits, TheStreamStaysOnTcpWithTheReasonAndTheBytesFlow) {
+  g_refused = 0;
+  g_refuses.store(GetParam().refuses, std::memory_order_release);
+  Connection c = Connection::make();
+  Stream& left = *FdTable::stream(c.left);
+  Stream& right = *FdTable::stream(c.right);
+  EXPECT_TRUE(echoes(c.left, c.right, 10'000));
+  EXPECT_TRUE(eventually([&] {
+    for (const Stream* s : {&left, &right}) {
+      const char* reason = s->not_lifted.load();
+      if (reason != nullptr && std::string(reason) == GetParam().reason) return true;
+    }
+    return false;
+  })) << "left: " << (left.not_lifted.load() ? left.not_lifted.load() : "-")
+      << ", right: " << (right.not_lifted.load() ? right.not_lifted.load() : "-");
+  EXPECT_GT(g_refused.load(), 0);
+  EXPECT_FALSE(has_channel(c.left));
+  EXPECT_FALSE(has_channel(c.right));
+  EXPECT_TRUE(echoes(c.left, c.right, 300'000));
+  EXPECT_EQ(left.sent[1].load() + right.sent[1].load(), 0u);
+
+  g_refuses = nullptr;
+  Connection later = Connection::make();
+  EXPECT_TRUE(ping_until_lifted(later)) << "the next stream has a chance again";
+  EXPECT_TRUE(echoes(later.left, later.right, 300'000));
+}
+
+constexpr Limit kLimits[] = {
+    {"NoMemfd", [](long n, long, long) { return n == SYS_memfd_create ? ENOSYS : 0; }, "no memory for a channel"},
+    {"MemfdForbidden", [](long n, long, long) { return n == SYS_memfd_create ? EPERM : 0; },
+     "no memory for a channel"},
+    {"NoSpace", [](long n, long, long) { return n == SYS_ftruncate ? ENOSPC : 0; }, "no memory for a channel"},
+    {"NoDescriptor", [](long n, long a, long b) { return n == SYS_socket && a == AF_UNIX && (b & 0xf) == SOCK_STREAM ? EMFILE : 0; },
+     "no descriptor left"},
+    {"SockDiagForbidden", [](long n, long a, long) { return n == SYS_socket && a == AF_NETLINK ? EPERM : 0; },
+     "sock_diag refused"},
+    {"BindForbidden", [](long n, long, long) { return n == SYS_bind ? EACCES : 0; }, "the rendezvous name is taken"},
+    {"MappingRefused", [](long n, long, long) { return n == SYS_mmap ? ENOMEM : 0; }, "no memory for a channel"},
+};
+INSTANTIATE_TEST_SUITE_P(Kernel, Limits, ::testing::ValuesIn(kLimits),
+                         [](const ::testing::TestParamInfo<Limit>& info) { return info.param.name; });
+
+/// The helper thread's own descriptors: a process is marked for good, so it happens in one that ends.
+struct Birth {
+  const char* name;
+  Refuses refuses;
+};
+void PrintTo(const Birth& birth, std::ostream* out) { *out << birth.name; }
+class NoKeeper : public ::testing::TestWithParam<Birth> {};
+
+TEST_P(NoKeeper, LeavesEveryStreamOnTcp) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    stream::after_fork_child();  // of the former tests' keeper nothing is left here
+    os::set_door(&door_with_refusals);
+    configure();
+    g_refuses.store(GetParam().refuses, std::memory_order_release);
+    Connection c = Connection::make();
+    const bool flows = static_cast<bool>(echoes(c.left, c.right, 300'000));
+    const char* reason = FdTable::stream(c.left)->not_lifted.load();
+    const bool said = reason != nullptr && std::string(reason) == "no helper thread";
+    _exit(flows && said && !has_channel(c.left) ? 0 : flows ? 2 : 3);
+  }
+  int status = -1;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+}
+
+constexpr Birth kBirths[] = {
+    {"NoEpoll", [](long n, long, long) { return n == SYS_epoll_create1 ? EMFILE : 0; }},
+    {"NoEventfd", [](long n, long, long) { return n == SYS_eventfd2 ? ENOSYS : 0; }},
+    {"NoDatagramSocket", [](long n, long a, long) { return n == SYS_socket && a == AF_UNIX ? EAFNOSUPPORT : 0; }},
+    {"NoEpollCtl", [](long n, long, long) { return n == SYS_epoll_ctl ? EPERM : 0; }},
+    {"NoRandomness", [](long n, long, long) { return n == SYS_getrandom ? ENOSYS : 0; }},
+};
+INSTANTIATE_TEST_SUITE_P(Births, NoKeeper, ::testing::ValuesIn(kBirths),
+                         [](const ::testing::TestParamInfo<Birth>& info) { return info.param.name; });
+
+/// Lifted, and then the kernel refuses what the keeper needs to watch: no byte depends on it.
+TEST(LimitsOfALiftedStream, NoDescriptorForASleepingPollIsSaidNotHidden) {
+  os::set_door(&door_with_refusals);
+  configure({"RSOCK_SPIN_US=0"});
+  Connection c = Connection::make();
+  ASSERT_TRUE(ping_until_lifted(c));
+  g_refuses = [](long n, long, long) { return n == SYS_eventfd2 ? EMFILE : 0; };
+  std::thread sleeper([&] {  // a thread that never slept in poll before: it has no bell yet
+    pollfd p{c.left, POLLIN, 0};
+    const timespec limit{0, 1'000'000};
+    const long r = poll::poll(&p, 1, &limit, nullptr, [] { return 0L; });
+    EXPECT_TRUE(r == -ENOMEM || r == 0) << r;
+  });
+  sleeper.join();
+  g_refuses = nullptr;
+  EXPECT_TRUE(echoes(c.left, c.right, 100'000));
+}
+
+TEST(LimitsOfALiftedStream, ADescriptorTableWithoutRoomForAnAdoptedStreamResetsInsteadOfLosing) {
+  os::set_door(&door_with_refusals);
+  configure({"RSOCK_RING_BYTES=1048576"});
+  Connection c = Connection::make();
+  ASSERT_TRUE(ping_until_lifted(c));
+  // A full ring and nobody who reads, then a set-down: far more is owed than TCP takes.
+  const int small = 4096;
+  ::setsockopt(c.left, SOL_SOCKET, SO_SNDBUF, &small, sizeof(small));
+  std::string bytes(1 << 20, 'x');
+  size_t sent = 0;
+  for (long r; (r = do_send(c.left, bytes.data(), bytes.size(), MSG_DONTWAIT)) > 0;) sent += static_cast<size_t>(r);
+  g_refuses = [](long n, long, long b) { return n == SYS_fcntl && (b == F_DUPFD_CLOEXEC || b == F_DUPFD) ? EMFILE : 0; };
+  stream::set_down(*FdTable::stream(c.left), "test");
+  close_fd(std::exchange(c.left, -1));
+  size_t got = 0;
+  long r;
+  while ((r = do_recv(c.right, bytes.data(), bytes.size())) > 0) got += static_cast<size_t>(r);
+  EXPECT_TRUE(got == sent || r == -ECONNRESET) << "a clean end after " << got << " of " << sent;
+  g_refuses = nullptr;
+}
+
+}  // namespace
+}  // namespace rsock
