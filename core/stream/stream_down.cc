@@ -140,18 +140,20 @@ bool set_down_and_wait(Stream& s, Reason reason) noexcept {
   for (;;) {
     attend(s);
     if (!s.has_channel.load(std::memory_order_acquire)) return true;
-    if (deadline.passed()) {
-      RSOCK_LOG(kWarn, "fd %d: %s: the peer has not taken back its bytes in time",
-                s.fd.load(std::memory_order_relaxed), reason);
-      return false;
-    }
-    // Either room for our replay, or the peer's kick; both are rare enough for a short nap.
-    pollfd room{s.fd.load(std::memory_order_relaxed), POLLOUT, 0};
     bool replaying = false;
     {
       MutexLock lock(s.tx.mutex);
       replaying = s.tx.state == TxState::kReplay;
     }
+    // Our own replay has to be out before anything else goes to TCP, or bytes change places: that wait ends when
+    // the peer reads, or dies.
+    if (deadline.passed() && !replaying) {
+      RSOCK_LOG(kWarn, "fd %d: %s: the peer has not given back its bytes in time",
+                s.fd.load(std::memory_order_relaxed), reason);
+      return false;
+    }
+    // Either room for our replay, or the peer's kick; both are rare enough for a short nap.
+    pollfd room{s.fd.load(std::memory_order_relaxed), POLLOUT, 0};
     timespec nap{0, 200'000};
     (void)os::ppoll(&room, replaying ? 1 : 0, &nap, nullptr, 0);
   }
