@@ -1,5 +1,5 @@
-// The door to the kernel: one place through which every call of core passes, and descriptors that stay out of the
-// program's way.
+// The door to the kernel: one place through which every call of core passes, and descriptors that
+// stay out of the program's way.
 
 #include "core/os/os.h"
 
@@ -89,14 +89,16 @@ TEST(Os, AFutexSleeperIsWoken) {
   sleeper.join();
 }
 
-// --- internal descriptors -----------------------------------------------------------------------------
+// --- internal descriptors
+// -----------------------------------------------------------------------------
 
 TEST(OwnedFd, ARaisedDescriptorIsHighAndClosedOnExec) {
   const int low = ::open("/dev/null", O_RDONLY);
   auto high = raise(low);
   ASSERT_TRUE(high);
   EXPECT_GE(high->get(), 256);
-  EXPECT_GE(static_cast<uint64_t>(high->get()), std::min<uint64_t>(60'000, rlimit_nofile_soft() - rlimit_nofile_soft() / 4));
+  EXPECT_GE(static_cast<uint64_t>(high->get()),
+            std::min<uint64_t>(60'000, rlimit_nofile_soft() - rlimit_nofile_soft() / 4));
   EXPECT_NE(::fcntl(high->get(), F_GETFD) & FD_CLOEXEC, 0);
   EXPECT_EQ(::fcntl(low, F_GETFD), -1) << "the low number is the program's again";
 }

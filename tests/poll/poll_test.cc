@@ -1,4 +1,5 @@
-// poll(2) over a set in which some descriptors are streams on a channel, some streams on TCP, some not ours.
+// poll(2) over a set in which some descriptors are streams on a channel, some streams on TCP, some
+// not ours.
 
 #include <sys/eventfd.h>
 
@@ -111,7 +112,8 @@ TEST_P(Poll, MixesStreamsAndOthersInOneSet) {
   ASSERT_TRUE(ping_until_lifted(lifted));
   Connection plain = Connection::make(false, false);
   const int event = ::eventfd(0, EFD_CLOEXEC);
-  pollfd fds[] = {{lifted.right, POLLIN, -1}, {-1, POLLIN, -1}, {plain.right, POLLIN, -1}, {event, POLLIN, -1}};
+  pollfd fds[] = {
+      {lifted.right, POLLIN, -1}, {-1, POLLIN, -1}, {plain.right, POLLIN, -1}, {event, POLLIN, -1}};
   EXPECT_EQ(ask(fds, 4, 0), 0);
   for (const pollfd& p : fds) EXPECT_EQ(p.revents, 0);
   const uint64_t one = 1;
@@ -155,11 +157,13 @@ TEST_P(Poll, ManyStreamsInOneSet) {
     fds.push_back(pollfd{connections.back().right, POLLIN, 0});
   }
   EXPECT_EQ(ask(fds.data(), fds.size(), 0), 0);
-  for (const int i : {0, 1, 17, 38}) ASSERT_EQ(do_send(connections[static_cast<size_t>(i)].left, "a", 1), 1);
+  for (const int i : {0, 1, 17, 38})
+    ASSERT_EQ(do_send(connections[static_cast<size_t>(i)].left, "a", 1), 1);
   EXPECT_TRUE(eventually([&] { return ask(fds.data(), fds.size(), -1) == 4; }));
 }
 
-/// Several threads sleep on one stream for different things: each ring of the one doorbell reaches who needs it.
+/// Several threads sleep on one stream for different things: each ring of the one doorbell reaches
+/// who needs it.
 TEST_P(Poll, SleepersOfOneStreamDoNotTakeEachOthersWakeUps) {
   Connection c = Connection::make();
   ASSERT_TRUE(ping_until_lifted(c));

@@ -53,14 +53,16 @@ TEST(FdTable, OfManyThreadsThatClearOneSlotExactlyOneGetsTheObject) {
     std::atomic<int> winners{0};
     std::vector<std::thread> threads;
     for (int i = 0; i < 4; ++i) {
-      threads.emplace_back([&] { winners += FdTable::kind_of(FdTable::clear(703)) == FdKind::kStream; });
+      threads.emplace_back(
+          [&] { winners += FdTable::kind_of(FdTable::clear(703)) == FdKind::kStream; });
     }
     for (std::thread& t : threads) t.join();
     ASSERT_EQ(winners, 1);
   }
 }
 
-// --- descriptors of streams ---------------------------------------------------------------------------
+// --- descriptors of streams
+// ---------------------------------------------------------------------------
 
 class Descriptors : public ::testing::Test {
  protected:
@@ -104,9 +106,10 @@ TEST_F(Descriptors, ARangeSkipsTheInternalNumbersAndOnlyThem) {
   using Ranges = std::vector<std::pair<unsigned, unsigned>>;
   const auto ranges = [](unsigned first, unsigned last) {
     Ranges r;
-    for_each_program_range(first, last, [](unsigned a, unsigned b, void* out) {
-      static_cast<Ranges*>(out)->emplace_back(a, b);
-    }, &r);
+    for_each_program_range(
+        first, last,
+        [](unsigned a, unsigned b, void* out) { static_cast<Ranges*>(out)->emplace_back(a, b); },
+        &r);
     return r;
   };
   FdTable::set(900, FdKind::kInternal);

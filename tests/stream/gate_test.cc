@@ -60,11 +60,11 @@ TEST(Gate, AVisitEndsOnEveryWayOut) {
   EXPECT_TRUE(gate.idle());
 }
 
-/// The invariant that lifting stands on: what visitors did before they left is seen by who takes the gate, and
-/// nobody is inside while it is taken.
+/// The invariant that lifting stands on: what visitors did before they left is seen by who takes
+/// the gate, and nobody is inside while it is taken.
 TEST(Gate, NobodyIsEverInsideATakenGate) {
   Gate gate;
-  uint64_t guarded = 0;                  // touched only under the taken gate
+  uint64_t guarded = 0;  // touched only under the taken gate
   std::atomic<uint64_t> inside{0};
   std::atomic<bool> stop{false};
   std::vector<std::thread> threads;

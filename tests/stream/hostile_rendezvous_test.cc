@@ -1,5 +1,5 @@
-// A malicious peer in the rendezvous, in both roles: whatever it says, TCP goes on, the refusal is counted, nothing
-// leaks, and an honest peer that comes afterwards is still welcome.
+// A malicious peer that calls: whatever it says, TCP goes on, the refusal is
+// counted, nothing leaks, and an honest peer that comes afterwards is still welcome.
 
 #include "tests/stream/impostor.h"
 
@@ -15,11 +15,13 @@ class HostileRendezvous : public ::testing::Test {
   Summary summary_;
 };
 
-// --- the stream is the callee ------------------------------------------------------------------------
+// --- the stream is the callee
+// ------------------------------------------------------------------------
 
 struct Lie {
   const char* name;
-  /// Speaks on the open call. Returns the verdict it expects in answer; nothing: the call is closed.
+  /// Speaks on the open call. Returns the verdict it expects in answer; nothing: the call is
+  /// closed.
   std::optional<Verdict> (*act)(Impostor&);
   const char* counted;  // reason in the summary; null: nothing to count
 };
@@ -132,10 +134,12 @@ const Lie kLies[] = {
      },
      "not a memfd"},
     {"UnsealedMemory",
-     [](Impostor& peer) { return hello_with_memory(peer, make_memory(kGoodBytes, 0)); }, "memfd not sealed"},
+     [](Impostor& peer) { return hello_with_memory(peer, make_memory(kGoodBytes, 0)); },
+     "memfd not sealed"},
     {"MemoryThatMayShrink",
      [](Impostor& peer) {
-       const auto verdict = hello_with_memory(peer, make_memory(kGoodBytes, F_SEAL_GROW | F_SEAL_SEAL));
+       const auto verdict =
+           hello_with_memory(peer, make_memory(kGoodBytes, F_SEAL_GROW | F_SEAL_SEAL));
        EXPECT_EQ(::ftruncate(peer.memory.fd, 4096), 0);
        return verdict;
      },
@@ -153,8 +157,8 @@ const Lie kLies[] = {
     {"MemoryTooSmall",
      [](Impostor& peer) { return hello_with_memory(peer, make_memory(kGoodBytes - 4096)); },
      "memfd of the wrong size"},
-    {"EmptyMemory",
-     [](Impostor& peer) { return hello_with_memory(peer, make_memory(0)); }, "memfd of the wrong size"},
+    {"EmptyMemory", [](Impostor& peer) { return hello_with_memory(peer, make_memory(0)); },
+     "memfd of the wrong size"},
     {"MemoryTooLarge",
      [](Impostor& peer) { return hello_with_memory(peer, make_memory(kGoodBytes + 4096)); },
      "memfd of the wrong size"},
@@ -176,7 +180,9 @@ const Lie kLies[] = {
      },
      "ring size out of range"},
     {"AnotherRingSizeInThePage",
-     [](Impostor& peer) { return hello_with_memory(peer, make_memory(kGoodBytes, kGoodSeals, 2 * kRing)); },
+     [](Impostor& peer) {
+       return hello_with_memory(peer, make_memory(kGoodBytes, kGoodSeals, 2 * kRing));
+     },
      "control page ring size"},
     {"ZeroPage",
      [](Impostor& peer) {
@@ -258,7 +264,8 @@ TEST_P(LyingCaller, IsRefusedAndAnHonestOneIsWelcomeAfterwards) {
 
   const std::string line = summary_.line();
   if (GetParam().counted != nullptr) {
-    EXPECT_NE(line.find(std::string("\"") + GetParam().counted + "\":1"), std::string::npos) << line;
+    EXPECT_NE(line.find(std::string("\"") + GetParam().counted + "\":1"), std::string::npos)
+        << line;
   } else {
     EXPECT_NE(line.find("\"refused\":{}"), std::string::npos) << line;
   }
@@ -272,7 +279,8 @@ TEST_F(HostileRendezvous, ASecondCallerIsTurnedAwayWhileTheFirstIsServed) {
   wake_interest(c);
   Impostor first(c.right);
   ASSERT_TRUE(first.call_up());
-  // The first call has been accepted once a partial hello was read: give the keeper something to wake up for.
+  // The first call has been accepted once a partial hello was read: give the keeper something to
+  // wake up for.
   uint8_t bytes[wire::kHelloSize];
   wire::encode(first.good_hello(), bytes);
   first.say(bytes, 10);
@@ -289,8 +297,8 @@ TEST_F(HostileRendezvous, ASecondCallerIsTurnedAwayWhileTheFirstIsServed) {
   EXPECT_TRUE(eventually([&] { return has_channel(c.left); }));
 }
 
-// A descriptor that came with half a message stayed where the next message of another stream found it: one peer's
-// memory lay under somebody else's stream.
+// A descriptor that came with half a message stayed where the next message of another stream found
+// it: one peer's memory lay under somebody else's stream.
 TEST_F(HostileRendezvous, TheMemoryOfOneCallerIsNeverPutUnderAnotherStream) {
   Connection ours = connect_to_impostor(StreamIs::kCallee);
   Connection theirs = connect_to_impostor(StreamIs::kCallee);
@@ -339,167 +347,6 @@ TEST_F(HostileRendezvous, ACallerOfAnotherUserIsNotEvenHeard) {
   EXPECT_TRUE(echoes(c.left, c.right, 1000));
   const std::string line = summary_.line();
   EXPECT_NE(line.find("\"caller is another user\":"), std::string::npos) << line;
-}
-
-// --- the stream is the caller ------------------------------------------------------------------------
-
-struct Answer {
-  const char* name;
-  void (*act)(Impostor&, const wire::Hello&);
-  const char* counted;
-  bool calls_again;
-};
-void PrintTo(const Answer& answer, std::ostream* out) { *out << answer.name; }
-
-const Answer kAnswers[] = {
-    {"Garbage",
-     [](Impostor& peer, const wire::Hello&) {
-       std::string noise(wire::kWelcomeSize, '\xff');
-       peer.say(noise.data(), noise.size());
-     },
-     "message magic", false},
-    {"TruncatedThenClosed",
-     [](Impostor& peer, const wire::Hello&) {
-       peer.say("rs", 2);
-       peer.hang_up();
-     },
-     nullptr, true},
-    {"Closed", [](Impostor& peer, const wire::Hello&) { peer.hang_up(); }, nullptr, true},
-    {"Silence", [](Impostor&, const wire::Hello&) {}, nullptr, true},
-    {"AnotherVersion",
-     [](Impostor& peer, const wire::Hello& hello) {
-       auto w = peer.good_welcome(hello);
-       w.version = 7;
-       peer.say_welcome(w);
-     },
-     "version not offered", false},
-    {"AnotherNonce",
-     [](Impostor& peer, const wire::Hello& hello) {
-       auto w = peer.good_welcome(hello);
-       w.nonce ^= 1;
-       peer.say_welcome(w);
-     },
-     "answer to another question", false},
-    {"AnotherCookie",
-     [](Impostor& peer, const wire::Hello& hello) {
-       auto w = peer.good_welcome(hello);
-       w.socket_cookie ^= 1;
-       peer.say_welcome(w);
-     },
-     "answer by another socket", false},
-    {"NotNow",
-     [](Impostor& peer, const wire::Hello& hello) {
-       auto w = peer.good_welcome(hello);
-       w.verdict = Verdict::kNotNow;
-       peer.say_welcome(w);
-     },
-     nullptr, true},
-    {"Refused",
-     [](Impostor& peer, const wire::Hello& hello) {
-       auto w = peer.good_welcome(hello);
-       w.verdict = Verdict::kNotAllowed;
-       peer.say_welcome(w);
-     },
-     nullptr, false},
-};
-
-class LyingCallee : public HostileRendezvous, public ::testing::WithParamInterface<Answer> {};
-
-TEST_P(LyingCallee, IsNotBelievedAndTcpGoesOn) {
-  Connection c = connect_to_impostor(StreamIs::kCaller);
-  Impostor peer(c.right);
-  ASSERT_TRUE(peer.listen());
-  wake_interest(c);
-  const auto hello = peer.hear_hello();
-  ASSERT_TRUE(hello);
-  EXPECT_TRUE(hello->tuple == peer.tuple.reverse());
-  GetParam().act(peer, *hello);
-  EXPECT_TRUE(peer.call < 0 || peer.hung_up());
-  EXPECT_FALSE(has_channel(c.left));
-  EXPECT_TRUE(echoes(c.left, c.right, 100'000));
-  if (GetParam().calls_again) {
-    const auto again = peer.hear_hello();
-    ASSERT_TRUE(again) << "it should have called again";
-    EXPECT_NE(again->nonce, hello->nonce);
-    peer.say_welcome(peer.good_welcome(*again));
-    EXPECT_TRUE(eventually([&] { return has_channel(c.left); }));
-  }
-  const std::string line = summary_.line();
-  if (GetParam().counted != nullptr) {
-    EXPECT_NE(line.find(std::string("\"") + GetParam().counted + "\":1"), std::string::npos) << line;
-  } else {
-    EXPECT_NE(line.find("\"refused\":{}"), std::string::npos) << line;
-  }
-}
-
-INSTANTIATE_TEST_SUITE_P(Answers, LyingCallee, ::testing::ValuesIn(kAnswers),
-                         [](const ::testing::TestParamInfo<Answer>& info) { return info.param.name; });
-
-/// A process of another user that holds the name until told to go.
-class Squatter {
- public:
-  explicit Squatter(const Impostor& peer) {
-    int ready[2];
-    EXPECT_EQ(::pipe2(ready, O_CLOEXEC), 0);
-    EXPECT_EQ(::pipe2(go_, O_CLOEXEC), 0);
-    child_ = ::fork();
-    if (child_ == 0) {
-      ::close(go_[1]);
-      const int fd = ::socket(AF_UNIX, SOCK_STREAM, 0);
-      const bool ok = ::setgid(65534) == 0 && ::setuid(65534) == 0 &&
-                      ::bind(fd, peer.name(), peer.name_len()) == 0 && ::listen(fd, 4) == 0;
-      char byte = ok ? 'y' : 'n';
-      if (::write(ready[1], &byte, 1) == 1) (void)!::read(go_[0], &byte, 1);
-      _exit(0);
-    }
-    char byte = 'n';
-    EXPECT_EQ(::read(ready[0], &byte, 1), 1);
-    EXPECT_EQ(byte, 'y');
-    ::close(ready[0]);
-    ::close(ready[1]);
-    ::close(go_[0]);
-  }
-  ~Squatter() {
-    ::close(go_[1]);
-    ::waitpid(child_, nullptr, 0);
-  }
-
- private:
-  pid_t child_;
-  int go_[2];
-};
-
-TEST_F(HostileRendezvous, ASquatterOfAnotherUserGetsNoHello) {
-  if (::getuid() != 0) GTEST_SKIP() << "needs root to become somebody else";
-  Connection c = connect_to_impostor(StreamIs::kCaller);
-  Impostor peer(c.right);
-  {
-    Squatter squatter(peer);
-    wake_interest(c);
-    Stream& s = *FdTable::stream(c.left);
-    EXPECT_TRUE(eventually([&] { return s.not_lifted.load() != nullptr; }));
-    EXPECT_FALSE(has_channel(c.left));
-    EXPECT_STREQ(s.not_lifted.load(), "the peer's rendezvous is held by another user");
-    EXPECT_TRUE(echoes(c.left, c.right, 1000));
-  }
-  const std::string line = summary_.line();
-  EXPECT_NE(line.find("\"rendezvous name held by another user\":1"), std::string::npos) << line;
-}
-
-TEST_F(HostileRendezvous, ASquatterOnTheNameOfACalleeIsCountedAndTcpGoesOn) {
-  if (::getuid() != 0) GTEST_SKIP() << "needs root to become somebody else";
-  Connection c = connect_to_impostor(StreamIs::kCallee);
-  Impostor peer(c.right);
-  {
-    Squatter squatter(peer);
-    wake_interest(c);
-    Stream& s = *FdTable::stream(c.left);
-    EXPECT_TRUE(eventually([&] { return s.not_lifted.load() != nullptr; }));
-    EXPECT_STREQ(s.not_lifted.load(), "the rendezvous name is taken");
-    EXPECT_TRUE(echoes(c.left, c.right, 1000));
-  }
-  const std::string line = summary_.line();
-  EXPECT_NE(line.find("\"rendezvous name taken\":"), std::string::npos) << line;
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
-// A peer that agreed on a channel honestly and then writes lies into the memory that both ends map. What TCP bytes
-// mean after that nobody can know, so the stream fails with ECONNRESET; it never crashes, hangs, or hands out
-// bytes from outside the ring.
+// A peer that agreed on a channel honestly and then writes lies into the memory that both ends map.
+// What TCP bytes mean after that nobody can know, so the stream fails with ECONNRESET; it never
+// crashes, hangs, or hands out bytes from outside the ring.
 
 #include <linux/futex.h>
 
@@ -25,7 +25,9 @@ struct Agreed {
   }
   wire::DirectionWords& to_stream() { return page->direction[0]; }
   wire::DirectionWords& from_stream() { return page->direction[1]; }
-  std::byte* ring_to_stream() { return reinterpret_cast<std::byte*>(page) + wire::kControlPageSize; }
+  std::byte* ring_to_stream() {
+    return reinterpret_cast<std::byte*>(page) + wire::kControlPageSize;
+  }
   int fd() const { return connection.left; }
   Stream& stream() const { return *FdTable::stream(connection.left); }
 
@@ -45,9 +47,11 @@ struct Agreed {
     make_it_look();
     EXPECT_TRUE(eventually([this] { return sends_in_ring(stream()); }));
   }
-  /// The impostor sends into the ring from here on, like an honest peer. It has sent nothing on TCP.
+  /// The impostor sends into the ring from here on, like an honest peer. It has sent nothing on
+  /// TCP.
   void start_sending() {
-    EXPECT_TRUE(eventually([this] { return to_stream().ready.load(std::memory_order_acquire) != 0; }));
+    EXPECT_TRUE(
+        eventually([this] { return to_stream().ready.load(std::memory_order_acquire) != 0; }));
     to_stream().start.store(1, std::memory_order_release);
   }
   void publish(uint64_t tail) { to_stream().tail.store(tail, std::memory_order_seq_cst); }
@@ -68,7 +72,8 @@ class HostileRing : public ::testing::Test {
 long first_answer(int fd) {
   char buffer[256 * 1024];
   long r = -EAGAIN;
-  EXPECT_TRUE(eventually([&] { return (r = do_recv(fd, buffer, sizeof(buffer), MSG_DONTWAIT)) != -EAGAIN; }));
+  EXPECT_TRUE(eventually(
+      [&] { return (r = do_recv(fd, buffer, sizeof(buffer), MSG_DONTWAIT)) != -EAGAIN; }));
   return r;
 }
 /// The first error of send(), when it has taken what it takes.
@@ -96,7 +101,8 @@ TEST_F(HostileRing, AnHonestImpostorIsUnderstood) {
   memcpy(a.ring_to_stream(), "hello", 5);
   a.publish(5);
   char buffer[16] = {};
-  ASSERT_TRUE(eventually([&] { return do_recv(a.fd(), buffer, sizeof(buffer), MSG_DONTWAIT) == 5; }));
+  ASSERT_TRUE(
+      eventually([&] { return do_recv(a.fd(), buffer, sizeof(buffer), MSG_DONTWAIT) == 5; }));
   EXPECT_STREQ(buffer, "hello");
   a.lift_sending();
   EXPECT_EQ(do_send(a.fd(), "back", 4), 4);
@@ -104,7 +110,8 @@ TEST_F(HostileRing, AnHonestImpostorIsUnderstood) {
 }
 
 TEST_F(HostileRing, ATailBeyondTheRingResetsTheStream) {
-  for (const uint64_t tail : {uint64_t{kRing} + 1, uint64_t{1} << 40, ~uint64_t{0}, uint64_t{1} << 63}) {
+  for (const uint64_t tail :
+       {uint64_t{kRing} + 1, uint64_t{1} << 40, ~uint64_t{0}, uint64_t{1} << 63}) {
     Agreed a;
     a.start_sending();
     a.publish(tail);
@@ -266,7 +273,8 @@ TEST_F(HostileRing, ADoorbellFloodDelaysNobody) {
   Agreed a;
   a.start_sending();
   const std::string rings(100'000, '\1');
-  for (int i = 0; i < 20; ++i) (void)::send(a.peer.call, rings.data(), rings.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+  for (int i = 0; i < 20; ++i)
+    (void)::send(a.peer.call, rings.data(), rings.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
   EXPECT_EQ(poll_one(a.fd(), POLLIN, 20), 0);
   a.publish(1);
   (void)::send(a.peer.call, "\1", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
@@ -299,7 +307,8 @@ TEST_F(HostileRing, KicksOfAnyKindAreHints) {
   for (int i = 0; i < 500; ++i) {
     uint8_t bytes[300];
     for (uint8_t& b : bytes) b = static_cast<uint8_t>(random());
-    (void)::sendto(fd, bytes, random() % sizeof(bytes), MSG_DONTWAIT, reinterpret_cast<sockaddr*>(&to), len);
+    (void)::sendto(fd, bytes, random() % sizeof(bytes), MSG_DONTWAIT,
+                   reinterpret_cast<sockaddr*>(&to), len);
     a.peer.kick(random() % 2 == 0 ? a.peer.good_hello().nonce : random());
   }
   ::close(fd);
@@ -323,18 +332,37 @@ TEST_F(HostileRing, AMadPeerNeitherCrashesNorHangsUs) {
       while (!stop.load()) {
         auto& d = a.page->direction[r() % 2];
         const uint64_t small = r() % (3 * kRing);
-        const uint64_t values[] = {small, small | wire::kHeadSealed, small | wire::kHeadEnded, r(), 0};
+        const uint64_t values[] = {small, small | wire::kHeadSealed, small | wire::kHeadEnded, r(),
+                                   0};
         const uint64_t v = values[r() % 5];
         switch (r() % 9) {
-          case 0: d.tail = v; break;
-          case 1: d.head = v; break;
-          case 2: d.start = v; break;
-          case 3: d.ready = static_cast<uint32_t>(v); break;
-          case 4: d.replayed = static_cast<uint32_t>(v); break;
-          case 5: d.rx_sleep = static_cast<uint32_t>(v); break;
-          case 6: d.tx_sleep = static_cast<uint32_t>(v); break;
-          case 7: a.page->ring_size = static_cast<uint32_t>(v); break;
-          case 8: (void)::send(a.connection.right, "!", 1, MSG_DONTWAIT | MSG_NOSIGNAL); break;
+          case 0:
+            d.tail = v;
+            break;
+          case 1:
+            d.head = v;
+            break;
+          case 2:
+            d.start = v;
+            break;
+          case 3:
+            d.ready = static_cast<uint32_t>(v);
+            break;
+          case 4:
+            d.replayed = static_cast<uint32_t>(v);
+            break;
+          case 5:
+            d.rx_sleep = static_cast<uint32_t>(v);
+            break;
+          case 6:
+            d.tx_sleep = static_cast<uint32_t>(v);
+            break;
+          case 7:
+            a.page->ring_size = static_cast<uint32_t>(v);
+            break;
+          case 8:
+            (void)::send(a.connection.right, "!", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+            break;
         }
         if (r() % 16 == 0) a.make_it_look();
         if (r() % 16 == 0) nap_us(50);

@@ -1,8 +1,8 @@
 // A peer that plays the rendezvous by hand: as it should be, or with any lie in it.
 //
-// Purpose: one end of a connection is a stream of the library, the other a plain socket, and this code speaks
-// for the plain end: it knows the name, the messages and the memory, and sends whatever a test wants.
-// The addresses decide who calls: 127.0.0.1 calls 127.0.0.2, which calls 127.0.0.3.
+// Purpose: one end of a connection is a stream of the library, the other a plain socket, and this
+// code speaks for the plain end: it knows the name, the messages and the memory, and sends whatever
+// a test wants. The addresses decide who calls: 127.0.0.1 calls 127.0.0.2, which calls 127.0.0.3.
 // Ownership: an Impostor closes its descriptors and unmaps its memory. Thread safety: none.
 #pragma once
 
@@ -79,7 +79,8 @@ struct Memory {
 
 /// A memfd as create_segment() makes it, unless told otherwise.
 inline Memory make_memory(size_t bytes = transport::segment_bytes(kRing),
-                          int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL, uint32_t ring = kRing) {
+                          int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL,
+                          uint32_t ring = kRing) {
   Memory m;
   m.fd = ::memfd_create("impostor", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   m.bytes = bytes;
@@ -111,7 +112,8 @@ class Impostor {
     tuple = *wire::FourTuple::from(reinterpret_cast<sockaddr*>(&local), local_len,
                                    reinterpret_cast<sockaddr*>(&remote), remote_len);
     cookie = socket_u64(tcp, SO_COOKIE);
-    name_len_ = wire::to_sockaddr(wire::rendezvous_name(tuple, socket_u64(tcp, SO_NETNS_COOKIE)), &name_);
+    name_len_ =
+        wire::to_sockaddr(wire::rendezvous_name(tuple, socket_u64(tcp, SO_NETNS_COOKIE)), &name_);
   }
   ~Impostor() {
     for (int fd : {call, listener, memory.fd}) {
@@ -198,7 +200,8 @@ class Impostor {
   // --- callee ---
   bool listen() {
     listener = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    return ::bind(listener, reinterpret_cast<sockaddr*>(&name_), name_len_) == 0 && ::listen(listener, 4) == 0;
+    return ::bind(listener, reinterpret_cast<sockaddr*>(&name_), name_len_) == 0 &&
+           ::listen(listener, 4) == 0;
   }
   /// Waits for a call and its HELLO; its memory is mapped.
   std::optional<wire::Hello> hear_hello() {
@@ -290,7 +293,8 @@ class Impostor {
       msg.msg_controllen = sizeof(control);
       const ssize_t r = ::recvmsg(call, &msg, MSG_CMSG_CLOEXEC);
       if (r <= 0) return false;
-      if (cmsghdr* c = CMSG_FIRSTHDR(&msg); c != nullptr && fd != nullptr) memcpy(fd, CMSG_DATA(c), sizeof(int));
+      if (cmsghdr* c = CMSG_FIRSTHDR(&msg); c != nullptr && fd != nullptr)
+        memcpy(fd, CMSG_DATA(c), sizeof(int));
       got += static_cast<size_t>(r);
     }
     return true;

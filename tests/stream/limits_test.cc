@@ -1,7 +1,9 @@
-// What the machine refuses: descriptors, memory, a system call that a sandbox forbids. The stream stays on TCP, says
-// why, and every byte flows; when the refusal ends, other streams are lifted again.
+// What the machine refuses: descriptors, memory, a system call that a sandbox forbids. The stream
+// stays on TCP, says why, and every byte flows; when the refusal ends, other streams are lifted
+// again.
 //
-// os::set_door stands between core and the kernel: one kind of call is refused, everything else passes.
+// os::set_door stands between core and the kernel: one kind of call is refused, everything else
+// passes.
 
 #include <linux/netlink.h>
 #include <sys/epoll.h>
@@ -31,6 +33,9 @@ long door_with_refusals(long number, long a, long b, long c, long d, long e, lon
   return raw_syscall(number, a, b, c, d, e, f);
 }
 
+// Once, before any thread: the door is not made to change under a keeper.
+[[maybe_unused]] const bool g_installed = (os::set_door(&door_with_refusals), true);
+
 struct Limit {
   const char* name;
   Refuses refuses;
@@ -40,10 +45,7 @@ void PrintTo(const Limit& limit, std::ostream* out) { *out << limit.name; }
 
 class Limits : public ::testing::TestWithParam<Limit> {
  protected:
-  void SetUp() override {
-    os::set_door(&door_with_refusals);
-    configure({"RSOCK_RING_BYTES=65536"});
-  }
+  void SetUp() override { configure({"RSOCK_RING_BYTES=65536"}); }
   void TearDown() override { g_refuses = nullptr; }
 };
 
@@ -60,7 +62,8 @@ TEST_P(Limits, TheStreamStaysOnTcpWithTheReasonAndTheBytesFlow) {
       if (reason != nullptr && std::string(reason) == GetParam().reason) return true;
     }
     return false;
-  })) << "left: " << (left.not_lifted.load() ? left.not_lifted.load() : "-")
+  })) << "left: "
+      << (left.not_lifted.load() ? left.not_lifted.load() : "-")
       << ", right: " << (right.not_lifted.load() ? right.not_lifted.load() : "-");
   EXPECT_GT(g_refused.load(), 0);
   EXPECT_FALSE(has_channel(c.left));
@@ -75,21 +78,32 @@ TEST_P(Limits, TheStreamStaysOnTcpWithTheReasonAndTheBytesFlow) {
 }
 
 constexpr Limit kLimits[] = {
-    {"NoMemfd", [](long n, long, long) { return n == SYS_memfd_create ? ENOSYS : 0; }, "no memory for a channel"},
+    {"NoMemfd", [](long n, long, long) { return n == SYS_memfd_create ? ENOSYS : 0; },
+     "no memory for a channel"},
     {"MemfdForbidden", [](long n, long, long) { return n == SYS_memfd_create ? EPERM : 0; },
      "no memory for a channel"},
-    {"NoSpace", [](long n, long, long) { return n == SYS_ftruncate ? ENOSPC : 0; }, "no memory for a channel"},
-    {"NoDescriptor", [](long n, long a, long b) { return n == SYS_socket && a == AF_UNIX && (b & 0xf) == SOCK_STREAM ? EMFILE : 0; },
+    {"NoSpace", [](long n, long, long) { return n == SYS_ftruncate ? ENOSPC : 0; },
+     "no memory for a channel"},
+    {"NoDescriptor",
+     [](long n, long a, long b) {
+       return n == SYS_socket && a == AF_UNIX && (b & 0xf) == SOCK_STREAM ? EMFILE : 0;
+     },
      "no descriptor left"},
-    {"SockDiagForbidden", [](long n, long a, long) { return n == SYS_socket && a == AF_NETLINK ? EPERM : 0; },
+    {"SockDiagForbidden",
+     [](long n, long a, long) { return n == SYS_socket && a == AF_NETLINK ? EPERM : 0; },
      "sock_diag refused"},
-    {"BindForbidden", [](long n, long, long) { return n == SYS_bind ? EACCES : 0; }, "the rendezvous name is taken"},
-    {"MappingRefused", [](long n, long, long) { return n == SYS_mmap ? ENOMEM : 0; }, "no memory for a channel"},
+    {"BindForbidden", [](long n, long, long) { return n == SYS_bind ? EACCES : 0; },
+     "the rendezvous name is taken"},
+    {"MappingRefused", [](long n, long, long) { return n == SYS_mmap ? ENOMEM : 0; },
+     "no memory for a channel"},
 };
 INSTANTIATE_TEST_SUITE_P(Kernel, Limits, ::testing::ValuesIn(kLimits),
-                         [](const ::testing::TestParamInfo<Limit>& info) { return info.param.name; });
+                         [](const ::testing::TestParamInfo<Limit>& info) {
+                           return info.param.name;
+                         });
 
-/// The helper thread's own descriptors: a process is marked for good, so it happens in one that ends.
+/// The helper thread's own descriptors: a process is marked for good, so it happens in one that
+/// ends.
 struct Birth {
   const char* name;
   Refuses refuses;
@@ -101,7 +115,6 @@ TEST_P(NoKeeper, LeavesEveryStreamOnTcp) {
   const pid_t child = ::fork();
   if (child == 0) {
     stream::after_fork_child();  // of the former tests' keeper nothing is left here
-    os::set_door(&door_with_refusals);
     configure();
     g_refuses.store(GetParam().refuses, std::memory_order_release);
     Connection c = Connection::make();
@@ -118,16 +131,18 @@ TEST_P(NoKeeper, LeavesEveryStreamOnTcp) {
 constexpr Birth kBirths[] = {
     {"NoEpoll", [](long n, long, long) { return n == SYS_epoll_create1 ? EMFILE : 0; }},
     {"NoEventfd", [](long n, long, long) { return n == SYS_eventfd2 ? ENOSYS : 0; }},
-    {"NoDatagramSocket", [](long n, long a, long) { return n == SYS_socket && a == AF_UNIX ? EAFNOSUPPORT : 0; }},
+    {"NoDatagramSocket",
+     [](long n, long a, long) { return n == SYS_socket && a == AF_UNIX ? EAFNOSUPPORT : 0; }},
     {"NoEpollCtl", [](long n, long, long) { return n == SYS_epoll_ctl ? EPERM : 0; }},
     {"NoRandomness", [](long n, long, long) { return n == SYS_getrandom ? ENOSYS : 0; }},
 };
 INSTANTIATE_TEST_SUITE_P(Births, NoKeeper, ::testing::ValuesIn(kBirths),
-                         [](const ::testing::TestParamInfo<Birth>& info) { return info.param.name; });
+                         [](const ::testing::TestParamInfo<Birth>& info) {
+                           return info.param.name;
+                         });
 
 /// Lifted, and then the kernel refuses what the keeper needs to watch: no byte depends on it.
 TEST(LimitsOfALiftedStream, NoDescriptorForASleepingPollIsSaidNotHidden) {
-  os::set_door(&door_with_refusals);
   configure({"RSOCK_SPIN_US=0"});
   Connection c = Connection::make();
   ASSERT_TRUE(ping_until_lifted(c));
@@ -144,7 +159,6 @@ TEST(LimitsOfALiftedStream, NoDescriptorForASleepingPollIsSaidNotHidden) {
 }
 
 TEST(LimitsOfALiftedStream, ADescriptorTableWithoutRoomForAnAdoptedStreamResetsInsteadOfLosing) {
-  os::set_door(&door_with_refusals);
   configure({"RSOCK_RING_BYTES=1048576"});
   Connection c = Connection::make();
   ASSERT_TRUE(ping_until_lifted(c));
@@ -153,8 +167,11 @@ TEST(LimitsOfALiftedStream, ADescriptorTableWithoutRoomForAnAdoptedStreamResetsI
   ::setsockopt(c.left, SOL_SOCKET, SO_SNDBUF, &small, sizeof(small));
   std::string bytes(1 << 20, 'x');
   size_t sent = 0;
-  for (long r; (r = do_send(c.left, bytes.data(), bytes.size(), MSG_DONTWAIT)) > 0;) sent += static_cast<size_t>(r);
-  g_refuses = [](long n, long, long b) { return n == SYS_fcntl && (b == F_DUPFD_CLOEXEC || b == F_DUPFD) ? EMFILE : 0; };
+  for (long r; (r = do_send(c.left, bytes.data(), bytes.size(), MSG_DONTWAIT)) > 0;)
+    sent += static_cast<size_t>(r);
+  g_refuses = [](long n, long, long b) {
+    return n == SYS_fcntl && (b == F_DUPFD_CLOEXEC || b == F_DUPFD) ? EMFILE : 0;
+  };
   stream::set_down(*FdTable::stream(c.left), "test");
   close_fd(std::exchange(c.left, -1));
   size_t got = 0;

@@ -1,8 +1,9 @@
 // TCP connections over loopback whose ends are streams, and the program's calls on them.
 //
-// Purpose: what preload/ does for a program, done by hand: every call goes through core/stream's and core/poll's
-// doors, with a KernelCall that asks the kernel. Loopback and free ports only.
-// Ownership: a Connection closes what is left of its ends. Thread safety: the calls, as the kernel's own.
+// Purpose: what preload/ does for a program, done by hand: every call goes through core/stream's
+// and core/poll's doors, with a KernelCall that asks the kernel. Loopback and free ports only.
+// Ownership: a Connection closes what is left of its ends. Thread safety: the calls, as the
+// kernel's own.
 #pragma once
 
 #include <arpa/inet.h>
@@ -54,7 +55,8 @@ long ask_kernel(long number, A... arguments) {
   return raw_syscall(number, (long)(arguments)...);
 }
 
-// --- the program's calls ---------------------------------------------------------------------------
+// --- the program's calls
+// ---------------------------------------------------------------------------
 
 inline long do_send(int fd, const void* data, size_t n, int flags = 0) {
   flags |= MSG_NOSIGNAL;
@@ -100,7 +102,8 @@ inline void set_nonblocking(int fd) {
   if (Stream* s = FdTable::stream(fd)) stream::on_set_flags(*s, flags);
 }
 
-// --- connections -----------------------------------------------------------------------------------
+// --- connections
+// -----------------------------------------------------------------------------------
 
 /// A listening socket on a port of the kernel's choice.
 inline int listen_somewhere(sockaddr_in* address) {
@@ -132,7 +135,8 @@ inline int accept_stream(int listener, bool tracked = true) {
   return fd;
 }
 
-/// Both ends in this process. `right_tracked` false: the right end is a plain socket, for a test that plays the peer.
+/// Both ends in this process. `right_tracked` false: the right end is a plain socket, for a test
+/// that plays the peer.
 struct Connection {
   int left = -1;   // connected
   int right = -1;  // accepted
@@ -147,7 +151,8 @@ struct Connection {
     return c;
   }
   Connection() = default;
-  Connection(Connection&& o) noexcept : left(std::exchange(o.left, -1)), right(std::exchange(o.right, -1)) {}
+  Connection(Connection&& o) noexcept
+      : left(std::exchange(o.left, -1)), right(std::exchange(o.right, -1)) {}
   Connection& operator=(Connection&&) = delete;
   ~Connection() {
     for (int fd : {left, right}) {
@@ -156,7 +161,8 @@ struct Connection {
   }
 };
 
-// --- what a stream is doing ------------------------------------------------------------------------
+// --- what a stream is doing
+// ------------------------------------------------------------------------
 
 inline bool sends_in_ring(Stream& s) {
   MutexLock lock(s.tx.mutex);
@@ -172,7 +178,8 @@ inline void nap_us(long us) {
   ::nanosleep(&t, nullptr);
 }
 
-/// Waits for something that another thread or process does. Bounded by turns, so that a failure is a message.
+/// Waits for something that another thread or process does. Bounded by turns, so that a failure is
+/// a message.
 template <typename F>
 bool eventually(F&& holds, int turns = 20'000) {
   for (int i = 0; i < turns; ++i) {
@@ -212,7 +219,8 @@ inline ::testing::AssertionResult echoes(int left, int right, size_t n) {
       }
       const long r = do_recv(to, in.data() + got, n - got, MSG_DONTWAIT);
       if (r == -EAGAIN) continue;
-      if (r <= 0) return ::testing::AssertionFailure() << "recv: " << r << " after " << got << " bytes";
+      if (r <= 0)
+        return ::testing::AssertionFailure() << "recv: " << r << " after " << got << " bytes";
       got += static_cast<size_t>(r);
     }
     if (in != out) return ::testing::AssertionFailure() << "other bytes came out";

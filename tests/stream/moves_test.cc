@@ -1,9 +1,11 @@
-// The promise of the whole library: a stream moves between TCP and a channel at any byte, in both directions at
-// once, from either end, and neither program notices. Thousands of moves under load; every byte is compared with
-// what its offset says it must be, and after a half-close the end comes exactly behind the last byte.
+// The promise of the whole library: a stream moves between TCP and a channel at any byte, in both
+// directions at once, from either end, and neither program notices. Thousands of moves under load;
+// every byte is compared with what its offset says it must be, and after a half-close the end comes
+// exactly behind the last byte.
 //
-// Bounded by the number of moves, never by time; a hang is ctest's to find (TIMEOUT in CMakeLists.txt).
-// RSOCK_TEST_MOVES: moves per stream, for a longer run by hand. RSOCK_TEST_SEED: another dice.
+// Bounded by the number of moves, never by time; a hang is ctest's to find (TIMEOUT in
+// CMakeLists.txt). RSOCK_TEST_MOVES: moves per stream, for a longer run by hand. RSOCK_TEST_SEED:
+// another dice.
 
 #include <algorithm>
 #include <cstdio>
@@ -36,7 +38,8 @@ const uint8_t* known_bytes(uint64_t offset, uint32_t direction) {
 
 uint32_t seed() {
   const char* text = getenv("RSOCK_TEST_SEED");
-  static const uint32_t value = text != nullptr ? static_cast<uint32_t>(atoi(text)) : std::random_device{}();
+  static const uint32_t value =
+      text != nullptr ? static_cast<uint32_t>(atoi(text)) : std::random_device{}();
   return value;
 }
 
@@ -46,7 +49,8 @@ size_t random_size(std::mt19937& random) {
   return std::min(kLargest, (size_t{1} << bits) + random() % (size_t{1} << bits));
 }
 
-/// One end of a connection with its writer and reader, which may be in another process than the other end.
+/// One end of a connection with its writer and reader, which may be in another process than the
+/// other end.
 struct End {
   int fd = -1;
   uint32_t sends = 0;     // direction number of what it writes
@@ -60,14 +64,16 @@ struct End {
 
 [[noreturn]] void give_up(const End& e, const char* what, long result, uint64_t offset) {
   const Stream* s = FdTable::stream(e.fd);
-  fprintf(stderr,
-          "seed %u, pid %d, fd %d (direction %u in, %u out): %s: result %ld at byte %llu; written %llu\n"
-          "  tx.state %d rx.state %d channel %d error %d tx.offset %llu rx.offset %llu set_downs %u\n",
-          seed(), getpid(), e.fd, e.receives, e.sends, what, result, static_cast<unsigned long long>(offset),
-          static_cast<unsigned long long>(e.written.load()), static_cast<int>(s->tx.state),
-          static_cast<int>(s->rx.state), s->has_channel.load(), s->error.load(),
-          static_cast<unsigned long long>(s->tx.offset.load()), static_cast<unsigned long long>(s->rx.offset.load()),
-          s->set_downs);
+  fprintf(
+      stderr,
+      "seed %u, pid %d, fd %d (direction %u in, %u out): %s: result %ld at byte %llu; written "
+      "%llu\n"
+      "  tx.state %d rx.state %d channel %d error %d tx.offset %llu rx.offset %llu set_downs %u\n",
+      seed(), getpid(), e.fd, e.receives, e.sends, what, result,
+      static_cast<unsigned long long>(offset), static_cast<unsigned long long>(e.written.load()),
+      static_cast<int>(s->tx.state), static_cast<int>(s->rx.state), s->has_channel.load(),
+      s->error.load(), static_cast<unsigned long long>(s->tx.offset.load()),
+      static_cast<unsigned long long>(s->rx.offset.load()), s->set_downs);
   abort();  // the other threads would wait for ever for what is lost
 }
 
@@ -79,8 +85,9 @@ void explain(const End& e, const uint8_t* got, size_t n, uint64_t offset) {
       if (!ahead && d > offset) continue;
       const uint64_t at = ahead ? offset + d : offset - d;
       if (memcmp(got, known_bytes(at, e.receives), probe) != 0) continue;
-      fprintf(stderr, "the bytes at %llu are those of %llu (%s by %llu)\n", static_cast<unsigned long long>(offset),
-              static_cast<unsigned long long>(at), ahead ? "LOST" : "DUPLICATED", static_cast<unsigned long long>(d));
+      fprintf(stderr, "the bytes at %llu are those of %llu (%s by %llu)\n",
+              static_cast<unsigned long long>(offset), static_cast<unsigned long long>(at),
+              ahead ? "LOST" : "DUPLICATED", static_cast<unsigned long long>(d));
       return;
     }
   }
@@ -122,12 +129,15 @@ void read_until_end(End& e, uint32_t dice) {
     const bool wait = !e.nonblocking && random() % 4 != 0;
     if (!wait && random() % 2 == 0) poll_one(e.fd, POLLIN);
     if (random() % 8 == 0) {
-      const long peeked = do_recv(e.fd, buffer.data(), std::min<size_t>(n, 4096), MSG_PEEK | MSG_DONTWAIT);
-      if (peeked > 0) check(e, buffer.data(), static_cast<size_t>(peeked), at, "wrong bytes in a peek");
+      const long peeked =
+          do_recv(e.fd, buffer.data(), std::min<size_t>(n, 4096), MSG_PEEK | MSG_DONTWAIT);
+      if (peeked > 0)
+        check(e, buffer.data(), static_cast<size_t>(peeked), at, "wrong bytes in a peek");
       if (peeked < 0 && peeked != -EAGAIN) give_up(e, "peek", peeked, at);
     }
     const bool all = wait && random() % 8 == 0;
-    const long r = do_recv(e.fd, buffer.data(), n, (all ? MSG_WAITALL : 0) | (wait ? 0 : MSG_DONTWAIT));
+    const long r =
+        do_recv(e.fd, buffer.data(), n, (all ? MSG_WAITALL : 0) | (wait ? 0 : MSG_DONTWAIT));
     if (r == -EAGAIN && !wait) {
       poll_one(e.fd, POLLIN);
       continue;
@@ -148,7 +158,8 @@ void read_until_end(End& e, uint32_t dice) {
   if (const long r = do_recv(e.fd, &byte, 1); r != 0) give_up(e, "a second look at the end", r, at);
 }
 
-/// Sets ends down at random moments until each has moved `target` times, then lets the writers finish.
+/// Sets ends down at random moments until each has moved `target` times, then lets the writers
+/// finish.
 void move_all(std::vector<End*> ends, uint32_t target, uint32_t dice) {
   std::mt19937 random(dice);
   for (size_t finished = 0; finished < ends.size();) {
@@ -156,7 +167,8 @@ void move_all(std::vector<End*> ends, uint32_t target, uint32_t dice) {
     for (End* e : ends) {
       Stream& s = *FdTable::stream(e->fd);
       // Counts that differ from the kernel's pin a stream to TCP: then it would never move again.
-      if (s.pinned.load(std::memory_order_relaxed)) give_up(*e, s.not_lifted.load(), 0, s.rx.offset.load());
+      if (s.pinned.load(std::memory_order_relaxed))
+        give_up(*e, s.not_lifted.load(), 0, s.rx.offset.load());
       const bool done = e->moves.load(std::memory_order_relaxed) >= target;
       if (done) {
         ++finished;
@@ -168,7 +180,8 @@ void move_all(std::vector<End*> ends, uint32_t target, uint32_t dice) {
         stream::set_down(s, "test, in the middle of a lift or another move");
       }
     }
-    // Mostly in the first moments of a lift, sometimes when the rings have been at work for a while.
+    // Mostly in the first moments of a lift, sometimes when the rings have been at work for a
+    // while.
     nap_us(static_cast<long>(random() % (random() % 8 == 0 ? 12'000 : 1'500)));
   }
 }
@@ -235,7 +248,8 @@ TEST_P(Moves, BothEndsInOneProcessLoseNothing) {
   }
   EXPECT_GT(on_rings, 0u);
   RecordProperty("bytes", std::to_string(bytes));
-  printf("%llu MB, of them %llu through rings; %zu ends, %u moves each\n", static_cast<unsigned long long>(bytes >> 20),
+  printf("%llu MB, of them %llu through rings; %zu ends, %u moves each\n",
+         static_cast<unsigned long long>(bytes >> 20),
          static_cast<unsigned long long>(on_rings >> 20), ends.size(), target);
 }
 
@@ -297,9 +311,11 @@ TEST_P(Moves, OneEndInEachOfTwoProcessesLosesNothing) {
 
 INSTANTIATE_TEST_SUITE_P(
     Loads, Moves,
-    ::testing::Values(Load{"one_stream_small_ring", "RSOCK_RING_BYTES=65536", "RSOCK_SPIN_US=50", 1, 500},
-                      Load{"four_streams_small_rings", "RSOCK_RING_BYTES=65536", "RSOCK_SPIN_US=0", 4, 150},
-                      Load{"three_streams_default_rings", "RSOCK_RING_BYTES=1048576", "RSOCK_SPIN_US=50", 3, 150}),
+    ::testing::Values(
+        Load{"one_stream_small_ring", "RSOCK_RING_BYTES=65536", "RSOCK_SPIN_US=50", 1, 500},
+        Load{"four_streams_small_rings", "RSOCK_RING_BYTES=65536", "RSOCK_SPIN_US=0", 4, 150},
+        Load{"three_streams_default_rings", "RSOCK_RING_BYTES=1048576", "RSOCK_SPIN_US=50", 3,
+             150}),
     [](const ::testing::TestParamInfo<Load>& info) { return info.param.name; });
 
 }  // namespace

@@ -1,5 +1,6 @@
-// How long a wait may spin follows from how former waits ended: told in states, never in measured time. A budget's
-// own clock is real, so the configured maximum is either nothing or so long (a second) that no test meets its end.
+// How long a wait may spin follows from how former waits ended: told in states, never in measured
+// time. A budget's own clock is real, so the configured maximum is either nothing or so long (a
+// second) that no test meets its end.
 
 #include "core/stream/spin.h"
 
