@@ -74,6 +74,7 @@ void Instance::manage_locked(Item& item) noexcept {
     }
   }
   item.managed = true;
+  item.seen_published = UINT64_MAX;  // the channel counts from its own beginning
   item.doorbell = item.stream->doorbell_fd.load(std::memory_order_acquire);
   managed_items.push_back(item);
   managed_count.fetch_add(1, std::memory_order_release);
@@ -118,33 +119,28 @@ uint32_t Instance::events_now(Item& item) noexcept {
          (item.user.events | EPOLLERR | EPOLLHUP);
 }
 
+/// EPOLLET: what had come when the look began. Taken before the events are computed: bytes that arrive in between
+/// are then news for the next look rather than for none.
+Instance::Arrivals Instance::arrivals(Item& item) noexcept {
+  stream::Stream& s = *item.stream;
+  MutexLock lock(s.rx.mutex);
+  // Without a ring the kernel's edges are passed on as they come.
+  if (!s.channel || s.rx.state != stream::RxState::kRing) return {item.seen_published, true};
+  return {s.channel->rx_published() + s.received[0].load(std::memory_order_relaxed), false};
+}
+
 /// EPOLLET: is there something that the last report did not know? Room alone is news only to who
 /// was told to wait for it (SOCK_NOSPACE), or after ADD and MOD.
-bool Instance::is_edge_locked(Item& item, uint32_t events) noexcept {
+bool Instance::is_edge_locked(Item& item, uint32_t events, const Arrivals& arrivals) noexcept {
   constexpr uint32_t kRoom = EPOLLOUT | EPOLLWRNORM | EPOLLWRBAND;
   const bool fresh = std::exchange(item.fresh, false);
   const bool room =
       (events & kRoom) != 0 && item.stream->tx_nospace.exchange(false, std::memory_order_relaxed);
-  const bool news = is_news_locked(item);
-  return fresh || room || (news && (events & ~kRoom) != 0);
-}
-
-bool Instance::is_news_locked(Item& item) noexcept {
-  bool news = std::exchange(item.local_news, false);
-  stream::Stream& s = *item.stream;
-  {
-    MutexLock lock(s.rx.mutex);
-    if (!s.channel) return true;
-    const uint64_t published =
-        s.channel->rx_published() + s.received[0].load(std::memory_order_relaxed);
-    if (published != item.seen_published) {
-      item.seen_published = published;
-      news = true;
-    }
-    if (s.rx.state != stream::RxState::kRing)
-      news = true;  // the kernel's edges are passed on as they come
-  }
-  return news;
+  const bool local = std::exchange(item.local_news, false);
+  const bool arrived = arrivals.by_kernel || arrivals.count != item.seen_published;
+  const bool edge = fresh || room || ((local || arrived) && (events & ~kRoom) != 0);
+  if (edge) item.seen_published = arrivals.count;
+  return edge;
 }
 
 /// The order is the proof (PROTOCOL.md, "Waiting"): drain, arm, and the caller checks once more.
@@ -184,8 +180,9 @@ bool Instance::look_locked(Item& item, epoll_event* out) noexcept {
   uint32_t events = 0;
   for (int round = 0; round < 2 && events == 0; ++round) {
     if (round == 1) drain_and_arm_locked(item);
+    const Arrivals before = edge ? arrivals(item) : Arrivals{};
     events = events_now(item);
-    if (events != 0 && edge && !is_edge_locked(item, events)) events = 0;
+    if (events != 0 && edge && !is_edge_locked(item, events, before)) events = 0;
   }
   if (events == 0) return false;
   *out = epoll_event{events, item.user.data};

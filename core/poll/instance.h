@@ -110,8 +110,13 @@ class Instance {
 
   void drain_and_arm_locked(Item& item) noexcept RSOCK_REQUIRES(mutex);
   bool look_locked(Item& item, epoll_event* out) noexcept RSOCK_REQUIRES(mutex);
-  bool is_edge_locked(Item& item, uint32_t events) noexcept RSOCK_REQUIRES(mutex);
-  bool is_news_locked(Item& item) noexcept RSOCK_REQUIRES(mutex);
+  struct Arrivals {
+    uint64_t count = 0;      // bytes that had come, by whatever path
+    bool by_kernel = false;  // TCP carries the direction
+  };
+  Arrivals arrivals(Item& item) noexcept;
+  bool is_edge_locked(Item& item, uint32_t events, const Arrivals& arrivals) noexcept
+      RSOCK_REQUIRES(mutex);
   uint32_t events_now(Item& item) noexcept;
 };
 

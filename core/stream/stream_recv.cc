@@ -333,7 +333,8 @@ long recv(Stream& s, int fd, const iovec* iov, size_t n, int flags, KernelCall k
     // itself.
     if (s.rx.mutex.held_by_me()) return -EAGAIN;
     if (total == 0) total = iov_total(iov, n);
-    if (iov_impossible(iov, n)) return done != 0 ? static_cast<long>(done) : -EFAULT;
+    // MSG_TRUNC takes bytes away without touching the buffer.
+    if ((flags & MSG_TRUNC) == 0 && iov_impossible(iov, n)) return done != 0 ? static_cast<long>(done) : -EFAULT;
     long r = recv_managed(s, fd, iov, n, total, &done, flags);
     if (r == -EPROTO) {
       fail_stream(s, "peer broke the protocol");

@@ -349,8 +349,8 @@ static void meet(struct Pair* pair) {
 int pair_main(int argc, char** argv, const struct PairCase* cases, size_t count) {
   if (argc == 2 && strcmp(argv[1], "list") == 0) {
     for (size_t i = 0; i < count; ++i) {
-      printf("%s%s%s\n", cases[i].variant, cases[i].lifts ? " lifts" : "",
-             cases[i].execs ? " execs" : "");
+      printf("%s%s%s%s\n", cases[i].variant, cases[i].lifts ? " lifts" : "",
+             cases[i].execs ? " execs" : "", cases[i].alone ? " alone" : "");
     }
     return 0;
   }

@@ -67,6 +67,7 @@ struct PairCase {
   void (*client)(struct Pair*);
   bool lifts;
   bool execs;
+  bool alone; /* both ends are in one process: it lifts though nobody else is preloaded */
 };
 
 int pair_main(int argc, char** argv, const struct PairCase* cases, size_t count);

@@ -171,7 +171,7 @@ static const struct PairCase kCases[] = {
     {"server_closes_while_waiting", close_while_waiting, send_after_close, true},
     {"cancel", pong_8, cancel_a_wait, true},
     {"handler_sends", count_bytes, handler_sends, true},
-    {"both_ends_in_one_process", both_ends_here, only_meet, false},
+    {"both_ends_in_one_process", both_ends_here, only_meet, false, false, true},
     {"many_writers", read_records, many_writers, true},
 };
 PAIR_MAIN(kCases)
