@@ -42,6 +42,8 @@ void look_at_rx(Stream& s, Halves* h) noexcept {
   }
   if (s.rx.state == RxState::kKernel) {
     h->ask_kernel_in = true;
+    h->died_silently = s.peer_gone.load(std::memory_order_acquire) &&
+                       !s.rx.fin_seen.load(std::memory_order_relaxed);
     return;
   }
   Channel& ch = *s.channel;

@@ -257,6 +257,11 @@ long recv_managed(Stream& s, int fd, const iovec* iov, size_t n, size_t total, s
 /// The kernel half; what a clean end means when a replay is still owed to us. It is clean only if
 /// TCP gave everything that the sender had published (D10).
 long judge_kernel_end(Stream& s, long r) noexcept {
+  if (r == 0 && s.peer_gone.load(std::memory_order_acquire) &&
+      !s.rx.fin_seen.load(std::memory_order_relaxed)) {
+    judge_unread(s);
+    if (const int e = take_error(s); e != 0) return -e;
+  }
   if (r != 0 || !s.rx.await_replay.load(std::memory_order_acquire)) return r;
   MutexLock lock(s.rx.mutex);
   if (!s.channel || s.channel->rx_replayed()) return 0;
