@@ -112,8 +112,7 @@ RSOCK_EXPORT ssize_t readv(int fd, const iovec* iov, int count) {
   if (w != 0) [[unlikely]] {
     return aside([=]() -> ssize_t {
       auto kernel = in_kernel([=] { return real.readv(fd, iov, count); });
-      if (!holds_bytes(iov, count)) return answer(kernel());
-      return recv_buffers(stream_in(w), fd, iov, count, 0, kernel);
+      return read_buffers(stream_in(w), fd, iov, count, 0, kernel);
     });
   }
   return real.readv(fd, iov, count);
@@ -150,10 +149,8 @@ RSOCK_EXPORT ssize_t preadv2(int fd, const iovec* iov, int count, off_t offset, 
   if (w != 0) [[unlikely]] {
     return aside([=]() -> ssize_t {
       auto kernel = in_kernel([=] { return real.preadv2(fd, iov, count, offset, flags); });
-      if (!plain_transfer(stream_in(w), fd, offset, flags) || !holds_bytes(iov, count)) {
-        return answer(kernel());
-      }
-      return recv_buffers(stream_in(w), fd, iov, count, message_flags(flags), kernel);
+      if (!plain_transfer(stream_in(w), fd, offset, flags)) return answer(kernel());
+      return read_buffers(stream_in(w), fd, iov, count, message_flags(flags), kernel);
     });
   }
   return real.preadv2(fd, iov, count, offset, flags);

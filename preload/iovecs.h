@@ -8,45 +8,34 @@
 
 #include <climits>
 
+#include "core/stream/iov.h"
 #include "preload/entry.h"
 
 namespace rsock::preload {
 
 constexpr size_t kMaxPieces = 1024;  // UIO_MAXIOV
 
-/// A count and lengths that the kernel would take.
-inline bool acceptable(const iovec* iov, size_t count) noexcept {
-  if (count > kMaxPieces || (iov == nullptr && count > 0)) return false;
-  size_t total = 0;
-  for (size_t i = 0; i < count; ++i) {
-    if (iov[i].iov_len > static_cast<size_t>(SSIZE_MAX) - total) return false;
-    total += iov[i].iov_len;
-  }
-  return true;
-}
-
-/// Whether there is a byte to move. readv and writev of nothing are answered by the kernel before
-/// it comes to the socket. Unacceptable pieces count as bytes: send_pieces and recv_pieces refuse
-/// them.
-inline bool holds_bytes(const iovec* iov, int count) noexcept {
-  if (!acceptable(iov, static_cast<size_t>(count))) return true;
-  for (int i = 0; i < count; ++i) {
-    if (iov[i].iov_len != 0) return true;
-  }
-  return false;
-}
-
 inline long send_pieces(Stream* s, int fd, const iovec* iov, size_t count, int flags,
                         stream::KernelCall kernel) {
   // MSG_FASTOPEN on a connected socket fails with EISCONN, and only the kernel knows when.
-  if (s == nullptr || !acceptable(iov, count) || (flags & MSG_FASTOPEN) != 0) return kernel();
+  if (s == nullptr || (flags & MSG_FASTOPEN) != 0) return kernel();
   return stream::send(*s, fd, iov, count, flags, kernel);
 }
 
 inline long recv_pieces(Stream* s, int fd, const iovec* iov, size_t count, int flags,
                         stream::KernelCall kernel) {
   // The error queue is the kernel's own and has nothing to do with the bytes of the stream.
-  if (s == nullptr || !acceptable(iov, count) || (flags & MSG_ERRQUEUE) != 0) return kernel();
+  if (s == nullptr || (flags & MSG_ERRQUEUE) != 0) return kernel();
+  return stream::recv(*s, fd, iov, count, flags, kernel);
+}
+
+/// readv and preadv2: of nothing they are over before they reach the socket (sock_read_iter() in
+/// net/socket.c), while a recv of nothing waits for bytes like any other.
+inline long read_pieces(Stream* s, int fd, const iovec* iov, size_t count, int flags,
+                        stream::KernelCall kernel) {
+  if (s == nullptr) return kernel();
+  if (const auto r = stream::recv_by_kernel(*s, flags, kernel)) return *r;
+  if (stream::iov_acceptable(iov, count) && stream::iov_total(iov, count) == 0) return kernel();
   return stream::recv(*s, fd, iov, count, flags, kernel);
 }
 
@@ -55,9 +44,9 @@ inline ssize_t send_buffers(Stream* s, int fd, const iovec* iov, int count, int 
   return answer(send_pieces(s, fd, iov, static_cast<size_t>(count), flags, kernel));
 }
 
-inline ssize_t recv_buffers(Stream* s, int fd, const iovec* iov, int count, int flags,
+inline ssize_t read_buffers(Stream* s, int fd, const iovec* iov, int count, int flags,
                             stream::KernelCall kernel) {
-  return answer(recv_pieces(s, fd, iov, static_cast<size_t>(count), flags, kernel));
+  return answer(read_pieces(s, fd, iov, static_cast<size_t>(count), flags, kernel));
 }
 
 inline ssize_t send_buffer(Stream* s, int fd, const void* buf, size_t n, int flags,

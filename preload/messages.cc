@@ -21,6 +21,7 @@ bool wants_kernel(int fd, const msghdr* msg) noexcept {
 /// One message to a stream, in the library's convention.
 long send_message(Stream& s, int fd, const msghdr* msg, int flags) {
   auto kernel = in_kernel([&] { return real.sendmsg(fd, msg, flags); });
+  if (const auto r = stream::send_by_kernel(s, flags, kernel)) return *r;
   if (wants_kernel(fd, msg)) return kernel();
   return send_pieces(&s, fd, msg->msg_iov, msg->msg_iovlen, flags, kernel);
 }
@@ -45,6 +46,7 @@ void fill_header(msghdr* msg, int flags) noexcept {
 long recv_message(Stream& s, int fd, msghdr* msg, int flags) {
   bool by_kernel = false;
   auto kernel = in_kernel([&] { return real.recvmsg(fd, msg, flags); }, by_kernel);
+  if (const auto r = stream::recv_by_kernel(s, flags, kernel)) return *r;
   if (msg == nullptr) return kernel();  // EFAULT
   const long result = recv_pieces(&s, fd, msg->msg_iov, msg->msg_iovlen, flags, kernel);
   if (result >= 0 && !by_kernel) fill_header(msg, flags);

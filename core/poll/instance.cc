@@ -119,8 +119,8 @@ uint32_t Instance::events_now(Item& item) noexcept {
          (item.user.events | EPOLLERR | EPOLLHUP);
 }
 
-/// EPOLLET: what had come when the look began. Taken before the events are computed: bytes that arrive in between
-/// are then news for the next look rather than for none.
+/// EPOLLET: what had come when the look began. Taken before the events are computed: bytes that
+/// arrive in between are then news for the next look rather than for none.
 Instance::Arrivals Instance::arrivals(Item& item) noexcept {
   stream::Stream& s = *item.stream;
   MutexLock lock(s.rx.mutex);

@@ -20,6 +20,20 @@ inline size_t iov_total(const iovec* iov, size_t n) noexcept {
   return total;
 }
 
+/// A count and lengths that the kernel would take (import_iovec() in lib/iov_iter.c); otherwise it
+/// refuses the call without moving a byte.
+inline bool iov_acceptable(const iovec* iov, size_t n) noexcept {
+  constexpr size_t kMaxPieces = 1024;  // UIO_MAXIOV
+  constexpr size_t kMaxTotal = ~size_t{0} >> 1;
+  if (n > kMaxPieces || (iov == nullptr && n > 0)) return false;
+  size_t total = 0;
+  for (size_t i = 0; i < n; ++i) {
+    if (iov[i].iov_len > kMaxTotal - total) return false;
+    total += iov[i].iov_len;
+  }
+  return true;
+}
+
 /// Addresses that no buffer can have: the first page, and the kernel's half. Linux answers EFAULT;
 /// a copy of ours would end the program. (A bad address in between is found out by the copy:
 /// core/DESIGN.md, limits.)

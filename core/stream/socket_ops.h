@@ -13,6 +13,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <type_traits>
 
 #include "core/stream/fd_table.h"
@@ -62,6 +63,12 @@ extern void (*g_epoll_fork_child)() noexcept;
 
 // --- data
 // ------------------------------------------------------------------------------------------
+/// While the direction is the kernel's: performs the call there, without a look at the program's
+/// buffers and headers, which may be bad (EFAULT is the kernel's to find). Nothing: the direction
+/// is managed, or the flags need more than the kernel; then gather the buffers and call send() or
+/// recv(), which begin with this.
+std::optional<long> send_by_kernel(Stream& s, int flags, KernelCall kernel);
+std::optional<long> recv_by_kernel(Stream& s, int flags, KernelCall kernel);
 long send(Stream& s, int fd, const iovec* iov, size_t n, int flags, KernelCall kernel);
 long recv(Stream& s, int fd, const iovec* iov, size_t n, int flags, KernelCall kernel);
 /// sendfile to a stream. `offset` null: use and move in_fd's own position.

@@ -145,8 +145,8 @@ bool set_down_and_wait(Stream& s, Reason reason) noexcept {
       MutexLock lock(s.tx.mutex);
       replaying = s.tx.state == TxState::kReplay;
     }
-    // Our own replay has to be out before anything else goes to TCP, or bytes change places: that wait ends when
-    // the peer reads, or dies.
+    // Our own replay has to be out before anything else goes to TCP, or bytes change places: that
+    // wait ends when the peer reads, or dies.
     if (deadline.passed() && !replaying) {
       RSOCK_LOG(kWarn, "fd %d: %s: the peer has not given back its bytes in time",
                 s.fd.load(std::memory_order_relaxed), reason);
@@ -159,7 +159,8 @@ bool set_down_and_wait(Stream& s, Reason reason) noexcept {
   }
 }
 
-/// The peer let go of the channel without saying `replayed`, but there was nothing to replay, or it is here.
+/// The peer let go of the channel without saying `replayed`, but there was nothing to replay, or it
+/// is here.
 static bool nothing_owed_locked(Stream& s) noexcept RSOCK_REQUIRES(s.rx.mutex) {
   if (!s.peer_gone.load(std::memory_order_acquire)) return false;
   const auto start = s.channel->rx_start();
@@ -240,8 +241,9 @@ void attend(Stream& s) noexcept {
   wake_waiters(s);
 }
 
-/// A process that ends closes its descriptors in no order that we could rely on. Waits a moment for both signs of
-/// its death, FIN on TCP and the hang-up of the doorbell. Only one: it lives, and shut down or let go of one thing.
+/// A process that ends closes its descriptors in no order that we could rely on. Waits a moment for
+/// both signs of its death, FIN on TCP and the hang-up of the doorbell. Only one: it lives, and
+/// shut down or let go of one thing.
 static bool both_ends_gone(int fd, int doorbell) noexcept {
   constexpr int64_t kSignsNs = 10'000'000;
   const Deadline deadline = Deadline::after_ns(kSignsNs);

@@ -314,32 +314,52 @@ long rx_try_locked(Stream& s, int fd, const iovec* iov, size_t n, size_t skip, s
   }
 }
 
+namespace {
+
+/// Leaving the kernel, the last one tries what had to wait for it.
+struct AfterRecv {
+  Stream& s;
+  void operator()() const noexcept {
+    if (s.rx.want_ready.load(std::memory_order_acquire)) try_ready(s);
+  }
+};
+
+}  // namespace
+
+std::optional<long> recv_by_kernel(Stream& s, int flags, KernelCall kernel) {
+  if ((flags & kKernelOnlyFlags) != 0) return std::nullopt;  // recv() knows what to do first
+  if (const int e = strict_error(s); __builtin_expect(e != 0, 0)) return -e;
+  if (!s.rx.gate.enter()) return std::nullopt;
+  GateVisit visit(s.rx.gate, AfterRecv{s});
+  // After FIN the end comes before any error (SOCK_DONE in tcp_recvmsg_locked()).
+  if (!s.rx.fin_seen.load(std::memory_order_relaxed)) {
+    if (const int e = take_error(s); __builtin_expect(e != 0, 0)) return -e;
+  }
+  return count_received(s, judge_kernel_end(s, kernel()), flags);
+}
+
 long recv(Stream& s, int fd, const iovec* iov, size_t n, int flags, KernelCall kernel) {
   if (__builtin_expect((flags & kKernelOnlyFlags) != 0, 0)) {
     if ((flags & MSG_OOB) != 0) pin_to_tcp(fd, "MSG_OOB");
     return kernel();
   }
-  if (const int e = strict_error(s); __builtin_expect(e != 0, 0)) return -e;
   size_t done = 0;
   size_t total = 0;
   for (;;) {
-    if (s.rx.gate.enter()) {
-      GateVisit visit(s.rx.gate, [&s] {
-        if (s.rx.want_ready.load(std::memory_order_acquire)) try_ready(s);
-      });
-      if (done != 0) return recv_rest_in_kernel(s, fd, iov, n, total, done, flags);
-      // After FIN the end comes before any error (SOCK_DONE in tcp_recvmsg_locked()).
-      if (!s.rx.fin_seen.load(std::memory_order_relaxed)) {
-        if (const int e = take_error(s); __builtin_expect(e != 0, 0)) return -e;
-      }
-      return count_received(s, judge_kernel_end(s, kernel()), flags);
+    if (done == 0) {
+      if (const auto r = recv_by_kernel(s, flags, kernel)) return *r;
+    } else if (s.rx.gate.enter()) {
+      GateVisit visit(s.rx.gate, AfterRecv{s});
+      return recv_rest_in_kernel(s, fd, iov, n, total, done, flags);
     }
     // A signal handler interrupted this very thread in the middle of a copy: it can't wait for
     // itself.
     if (s.rx.mutex.held_by_me()) return -EAGAIN;
+    if (!iov_acceptable(iov, n)) return kernel();  // which moves nothing and knows the error
     if (total == 0) total = iov_total(iov, n);
     // MSG_TRUNC takes bytes away without touching the buffer.
-    if ((flags & MSG_TRUNC) == 0 && iov_impossible(iov, n)) return done != 0 ? static_cast<long>(done) : -EFAULT;
+    if ((flags & MSG_TRUNC) == 0 && iov_impossible(iov, n))
+      return done != 0 ? static_cast<long>(done) : -EFAULT;
     long r = recv_managed(s, fd, iov, n, total, &done, flags);
     if (r == -EPROTO) {
       fail_stream(s, "peer broke the protocol");

@@ -68,11 +68,13 @@ bool write_ring_locked(Stream& s, const iovec* iov, size_t n, size_t total, size
   return true;
 }
 
-/// A message of up to a third of the ring is taken whole or, without blocking, not at all. POLLOUT promises a
-/// third, so this costs no progress; and programs that forget the rest of a short count (iperf3 -F: its
-/// diskfile_send() reads the file over what was left) meet one as rarely as with the kernel's far larger buffer.
+/// A message of up to a third of the ring is taken whole or, without blocking, not at all. POLLOUT
+/// promises a third, so this costs no progress; and programs that forget the rest of a short count
+/// (iperf3 -F: its diskfile_send() reads the file over what was left) meet one as rarely as with
+/// the kernel's far larger buffer.
 bool takes_whole_locked(Stream& s, size_t total) noexcept RSOCK_REQUIRES(s.tx.mutex) {
-  return total > s.channel->capacity() / 3 || s.channel->tx_room() >= total || s.channel->tx_failed();
+  return total > s.channel->capacity() / 3 || s.channel->tx_room() >= total ||
+         s.channel->tx_failed();
 }
 
 Step send_managed(Stream& s, const iovec* iov, size_t n, size_t total, size_t* done, int flags,
@@ -153,29 +155,44 @@ long send_rest_in_kernel(Stream& s, int fd, const iovec* iov, size_t n, size_t t
   return static_cast<long>(done);
 }
 
+/// Leaving the kernel, the last one tries what had to wait for it.
+struct AfterSend {
+  Stream& s;
+  void operator()() const noexcept {
+    if (s.tx_wanted.load(std::memory_order_acquire)) try_switch_tx(s);
+  }
+};
+
 }  // namespace
+
+std::optional<long> send_by_kernel(Stream& s, int flags, KernelCall kernel) {
+  if ((flags & MSG_OOB) != 0) return std::nullopt;  // send() pins first
+  if (const int e = strict_error(s); __builtin_expect(e != 0, 0)) return -e;
+  if (s.tx_wanted.load(std::memory_order_acquire)) try_switch_tx(s);
+  if (!s.tx.gate.enter()) return std::nullopt;
+  GateVisit visit(s.tx.gate, AfterSend{s});
+  if (const int e = take_error(s); __builtin_expect(e != 0, 0)) return -e;
+  return count_sent(s, kernel());
+}
 
 long send(Stream& s, int fd, const iovec* iov, size_t n, int flags, KernelCall kernel) {
   if (__builtin_expect((flags & MSG_OOB) != 0, 0)) {
     pin_to_tcp(fd, "MSG_OOB");
     return kernel();
   }
-  if (const int e = strict_error(s); __builtin_expect(e != 0, 0)) return -e;
-  if (s.tx_wanted.load(std::memory_order_acquire)) try_switch_tx(s);
   size_t done = 0;
   size_t total = 0;
   for (;;) {
-    if (s.tx.gate.enter()) {
-      GateVisit visit(s.tx.gate, [&s] {
-        if (s.tx_wanted.load(std::memory_order_acquire)) try_switch_tx(s);
-      });
-      if (done != 0) return send_rest_in_kernel(s, fd, iov, n, total, done, flags);
-      if (const int e = take_error(s); __builtin_expect(e != 0, 0)) return -e;
-      return count_sent(s, kernel());
+    if (done == 0) {
+      if (const auto r = send_by_kernel(s, flags, kernel)) return *r;
+    } else if (s.tx.gate.enter()) {
+      GateVisit visit(s.tx.gate, AfterSend{s});
+      return send_rest_in_kernel(s, fd, iov, n, total, done, flags);
     }
     // A signal handler interrupted this very thread in the middle of a copy: it can't wait for
     // itself.
     if (s.tx.mutex.held_by_me()) return -EAGAIN;
+    if (!iov_acceptable(iov, n)) return kernel();  // which moves nothing and knows the error
     if (total == 0) total = iov_total(iov, n);
     if (iov_impossible(iov, n)) return done != 0 ? static_cast<long>(done) : -EFAULT;
     long error = 0;
@@ -218,13 +235,7 @@ long sendfile_piece(Stream& s, int fd, int in_fd, off_t* offset, size_t want) {
 }  // namespace
 
 long sendfile(Stream& s, int fd, int in_fd, off_t* offset, size_t count, KernelCall kernel) {
-  if (s.tx_wanted.load(std::memory_order_acquire)) try_switch_tx(s);
-  if (s.tx.gate.enter()) {
-    GateVisit visit(s.tx.gate, [&s] {
-      if (s.tx_wanted.load(std::memory_order_acquire)) try_switch_tx(s);
-    });
-    return count_sent(s, kernel());
-  }
+  if (const auto r = send_by_kernel(s, 0, kernel)) return *r;
   off_t at = 0;
   if (offset != nullptr) {
     at = *offset;
