@@ -5,6 +5,7 @@
 #include "core/os/os.h"
 #include "core/poll/instance.h"
 #include "core/poll/readiness_ops.h"
+#include "core/poll/waiter.h"
 #include "core/stream/moves.h"
 #include "core/stream/spin.h"
 
@@ -80,14 +81,8 @@ long remove_stream(Instance& in, Stream& s, int fd, KernelCall kernel) {
   Item* item = find_item_locked(s, in, fd);
   const long r = kernel();
   if (r != 0 || item == nullptr) return r;
-  if (item->managed) {
-    if (item->doorbell >= 0) (void)os::epoll_ctl(in.epfd, EPOLL_CTL_DEL, item->doorbell, nullptr);
-    in.managed_items.erase(in.managed_items.iterator_to(*item));
-    in.managed_count.fetch_sub(1, std::memory_order_release);
-  }
-  if (item->linked_ready) in.ready.erase(in.ready.iterator_to(*item));
   s.watchers.erase(s.watchers.iterator_to(*item));
-  release_item(*item);
+  in.forget_locked(*item);
   return 0;
 }
 
@@ -109,14 +104,9 @@ int translate(Instance& in, epoll_event* events, int n, int max, bool collect) n
 /// Spins while recent waits ended soon: looks at the rings of a handful of streams without a system
 /// call.
 bool spin(Instance& in) noexcept {
-  if (in.managed_count.load(std::memory_order_acquire) > 8) return false;
-  Stream* first = nullptr;
-  {
-    MutexLock lock(in.mutex);
-    if (in.managed_items.empty()) return false;
-    first = in.managed_items.front().stream;
-  }
-  stream::SpinBudget budget(*first);
+  const int managed = in.managed_count.load(std::memory_order_acquire);
+  if (managed == 0 || managed > 8) return false;
+  stream::SpinBudget budget(thread_spin());
   while (budget.more()) {
     {
       MutexLock lock(in.mutex);
@@ -188,10 +178,6 @@ void on_epoll_dup(void* instance, int copy) noexcept {
   FdTable::set(copy, FdKind::kEpoll, in);
 }
 
-struct Unlink {
-  Instance* instance;
-};
-
 /// The descriptors of the instance's streams.
 struct Members {
   Instance* instance;
@@ -209,7 +195,7 @@ void collect_members(Stream& s, void* arg) noexcept {
 }
 
 void unlink_from(Stream& s, void* arg) noexcept {
-  Instance& in = *static_cast<Unlink*>(arg)->instance;
+  Instance& in = *static_cast<Instance*>(arg);
   MutexLock watch(s.watch_mutex);
   MutexLock lock(in.mutex);
   for (auto it = s.watchers.begin(); it != s.watchers.end();) {
@@ -217,13 +203,8 @@ void unlink_from(Stream& s, void* arg) noexcept {
     if (!w.survives_fork()) continue;
     auto& item = static_cast<Item&>(w);
     if (item.instance != &in) continue;
-    if (item.managed) {
-      in.managed_items.erase(in.managed_items.iterator_to(item));
-      in.managed_count.fetch_sub(1, std::memory_order_release);
-    }
-    if (item.linked_ready) in.ready.erase(in.ready.iterator_to(item));
     s.watchers.erase(s.watchers.iterator_to(w));
-    release_item(item);
+    in.forget_locked(item);
   }
 }
 
@@ -236,8 +217,7 @@ void on_last_close(void* instance, int fd) noexcept {
     }
     return;
   }
-  Unlink unlink{in};
-  stream::for_each_stream(unlink_from, &unlink);
+  stream::for_each_stream(unlink_from, in);
   release_instance(*in);
 }
 
@@ -256,6 +236,8 @@ namespace {
 void install_hooks() noexcept {
   stream::g_epoll_close = &on_last_close;
   stream::g_epoll_dup = &on_epoll_dup;
+  stream::g_epoll_lock = &lock_instances;
+  stream::g_epoll_unlock = &unlock_instances;
   stream::g_epoll_fork_child = &instances_after_fork_child;
 }
 

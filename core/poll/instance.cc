@@ -1,5 +1,6 @@
 #include "core/poll/instance.h"
 
+#include <poll.h>
 #include <sys/eventfd.h>
 
 #include <utility>
@@ -47,13 +48,17 @@ void Item::on_path_changed(stream::Stream& s) noexcept {
 void Item::on_closed(stream::Stream&) noexcept {
   Instance& in = *instance;
   MutexLock lock(in.mutex);
-  if (managed) {
-    if (doorbell >= 0) (void)os::epoll_ctl(in.epfd, EPOLL_CTL_DEL, doorbell, nullptr);
-    in.managed_items.erase(in.managed_items.iterator_to(*this));
-    in.managed_count.fetch_sub(1, std::memory_order_release);
+  in.forget_locked(*this);
+}
+
+void Instance::forget_locked(Item& item) noexcept {
+  if (item.managed) {
+    if (item.doorbell >= 0) (void)os::epoll_ctl(epfd, EPOLL_CTL_DEL, item.doorbell, nullptr);
+    managed_items.erase(managed_items.iterator_to(item));
+    managed_count.fetch_sub(1, std::memory_order_release);
   }
-  if (linked_ready) in.ready.erase(in.ready.iterator_to(*this));
-  release_item(*this);
+  if (item.linked_ready) ready.erase(ready.iterator_to(item));
+  release_item(item);
 }
 
 void Instance::ring() noexcept {
@@ -226,7 +231,7 @@ int Instance::sort_locked(epoll_event* events, int n) noexcept {
     // OUT of a silent TCP connection is no news, unless the kernel still carries that direction.
     const bool ended = (events[i].events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0;
     const bool room =
-        (events[i].events & EPOLLOUT) != 0 && item->stream->tx.state == stream::TxState::kKernel;
+        (events[i].events & EPOLLOUT) != 0 && stream::kernel_part(*item->stream, POLLOUT) != 0;
     make_ready_locked(*item, ended || room);
   }
   return kept;

@@ -90,6 +90,8 @@ class Instance {
   // --- under mutex ---
   void manage_locked(Item& item) noexcept RSOCK_REQUIRES(mutex);
   void unmanage_locked(Item& item) noexcept RSOCK_REQUIRES(mutex);
+  /// The item goes, wherever it is linked in this instance; the stream's list is the caller's.
+  void forget_locked(Item& item) noexcept RSOCK_REQUIRES(mutex);
   void make_ready_locked(Item& item, bool local) noexcept RSOCK_REQUIRES(mutex);
   /// Looks at the ready items, fills events. Returns the count.
   int collect_locked(epoll_event* events, int max) noexcept RSOCK_REQUIRES(mutex);
@@ -129,6 +131,9 @@ void release_item(Item& item) noexcept;
 Item* item_from_data(uint64_t data) noexcept;
 bool is_kick_data(uint64_t data) noexcept;
 uint64_t kick_data() noexcept;
+/// Over a fork: see socket_ops.h.
+void lock_instances() noexcept;
+void unlock_instances() noexcept;
 void instances_after_fork_child() noexcept;
 
 }  // namespace rsock::poll

@@ -22,6 +22,9 @@ struct Registry {
   Registry* next;
 };
 Registry* g_instances RSOCK_GUARDED_BY(g_mutex) = nullptr;
+// Between lock_instances() and unlock_instances(); one fork at a time.
+Registry* g_locked = nullptr;
+bool g_fork_holds = false;
 
 bool reserve_locked() noexcept RSOCK_REQUIRES(g_mutex) {
   if (g_base.load(std::memory_order_relaxed) != nullptr) return true;
@@ -94,8 +97,30 @@ void release_instance(Instance& instance) noexcept {
   instance.kick.reset();
 }
 
+void lock_instances() noexcept RSOCK_NO_TSA {
+  // The list only grows at its head, and acquire_instance() holds no instance: first those known,
+  // then the list. g_mutex is a leaf below the instances.
+  Registry* known = nullptr;
+  {
+    MutexLock lock(g_mutex);
+    known = g_instances;
+  }
+  for (Registry* r = known; r != nullptr; r = r->next) r->instance->mutex.lock();
+  g_locked = known;
+  g_mutex.lock();
+  g_fork_holds = true;
+}
+
+void unlock_instances() noexcept RSOCK_NO_TSA {
+  if (!g_fork_holds) return;  // the first instance of all came to be during the fork
+  g_fork_holds = false;
+  g_mutex.unlock();
+  for (Registry* r = g_locked; r != nullptr; r = r->next) r->instance->mutex.unlock();
+}
+
 void instances_after_fork_child() noexcept {
   g_mutex.reset_after_fork();
+  g_fork_holds = false;
   MutexLock lock(g_mutex);
   for (Registry* r = g_instances; r != nullptr; r = r->next) r->instance->mutex.reset_after_fork();
 }

@@ -5,7 +5,6 @@
 // channel. With a channel in the set: look at the streams, look at the kernel's part, spin, then
 // arm and sleep in the kernel on doorbells and kernel descriptors together.
 
-#include <algorithm>
 #include <memory>
 #include <new>
 
@@ -178,13 +177,8 @@ class PollCall {
 bool PollCall::spin() noexcept {
   // Spinning looks at every stream: for a handful that is cheap, for many the kernel is the better
   // sleeper.
-  if (channel_count_ > 8) return false;
-  Stream* const* end = streams_.get() + n_;
-  Stream* const* found =
-      std::find_if(streams_.get(), streams_.get() + n_, [](Stream* s) { return s != nullptr; });
-  if (found == end) return false;
-  Stream* first = *found;
-  stream::SpinBudget budget(*first);
+  if (channel_count_ == 0 || channel_count_ > 8) return false;
+  stream::SpinBudget budget(thread_spin());
   while (budget.more()) {
     if (anything_cheap()) {
       budget.hit();
@@ -220,12 +214,8 @@ long PollCall::sleep(const Deadline& deadline, const sigset_t* sigmask) noexcept
       stream::arm_for_poll(*channels[k], fds_[i].events);
       kernel_[used++] = pollfd{channels[k]->wait_fd(), POLLIN, 0};
       // Parts that the kernel still owns are watched there as well.
-      short kernel_part = 0;
-      if (s.rx.state != stream::RxState::kRing)
-        kernel_part |= fds_[i].events & (POLLIN | POLLRDNORM | POLLRDHUP);
-      if (s.tx.state == stream::TxState::kKernel)
-        kernel_part |= fds_[i].events & (POLLOUT | POLLWRNORM);
-      if (kernel_part != 0) kernel_[i] = pollfd{fds_[i].fd, kernel_part, 0};
+      const short part = stream::kernel_part(s, fds_[i].events);
+      if (part != 0) kernel_[i] = pollfd{fds_[i].fd, part, 0};
     } else {
       kernel_[i].fd = fds_[i].fd;
     }

@@ -6,6 +6,11 @@
 
 namespace rsock::poll {
 
+stream::SpinState& thread_spin() noexcept {
+  static thread_local stream::SpinState state;
+  return state;
+}
+
 ThreadBell* ThreadBell::mine() noexcept {
   static thread_local ThreadBell bell;
   if (!bell.fd_) {

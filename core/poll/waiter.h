@@ -9,6 +9,10 @@
 
 namespace rsock::poll {
 
+/// What this thread's waits for readiness have taught; the streams in them differ from call to
+/// call.
+stream::SpinState& thread_spin() noexcept;
+
 class ThreadBell {
  public:
   /// The calling thread's bell, or null when no descriptor is to be had.

@@ -16,9 +16,9 @@ namespace rsock::stream {
 void add_holder_to_all() noexcept;
 /// fork failed: undo.
 void remove_holder_from_all() noexcept;
-/// This process lets go of s.
+/// This process lets go of s. tx and rx locks held.
 void drop_holder(Stream& s) noexcept;
-/// True when no other process holds s.
+/// True when no other process holds s. tx or rx lock held.
 bool sole_holder(const Stream& s) noexcept;
 
 }  // namespace rsock::stream

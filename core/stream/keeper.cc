@@ -108,8 +108,7 @@ void wake_keeper() noexcept {
   (void)os::write(keeper().wake.get(), &one, sizeof(one));
 }
 
-// --- what the thread does
-// -------------------------------------------------------------------------
+// --- what the thread does ---
 
 bool owes(Stream& s) noexcept {
   if (!s.has_channel.load(std::memory_order_acquire)) return false;
@@ -128,10 +127,7 @@ void finish_if_adopted(Stream& s) noexcept {
     if (s.tx.state == TxState::kReplay) return;
     s.adopted.store(false, std::memory_order_relaxed);
     if (s.rx.state != RxState::kKernel) finish_rx_locked(s);
-    Keeper::unwatch_locked(s);
-    s.channel = nullptr;
-    s.has_channel.store(false, std::memory_order_release);
-    s.doorbell_fd.store(-1, std::memory_order_release);
+    (void)take_channel_locked(s);
     fd = s.fd.exchange(-1, std::memory_order_relaxed);
   }
   os::OwnedFd(fd).reset();

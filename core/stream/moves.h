@@ -11,7 +11,8 @@ namespace rsock::stream {
 // --- stream_lift.cc ---
 /// Puts a freshly agreed channel under s, if s is still what it was. Keeper only. False: refused
 /// (closed, pinned, or used without our seeing it); the channel is dropped by the caller.
-bool attach(Stream& s, uint32_t generation, std::shared_ptr<Channel> channel) noexcept;
+bool attach(Stream& s, uint32_t generation, std::shared_ptr<Channel> channel, uint64_t nonce,
+            const wire::SocketName& peer_kick) noexcept;
 /// Receiver: promises that no reader can miss the switch, if none is in the kernel now.
 void try_ready(Stream& s) noexcept;
 /// Sender: fixes N and goes on in the ring, if the peer is ready and nobody is in the kernel.
@@ -36,12 +37,18 @@ bool flush_replay_locked(Stream& s) noexcept RSOCK_REQUIRES(s.tx.mutex);
 bool obey_tx_turn_locked(Stream& s) noexcept RSOCK_REQUIRES(s.tx.mutex);
 void finish_tx_locked(Stream& s) noexcept RSOCK_REQUIRES(s.tx.mutex);
 void finish_rx_locked(Stream& s) noexcept RSOCK_REQUIRES(s.rx.mutex);
+/// Receiver: the direction is over in the ring because of `turn` (or because the peer is gone); the
+/// kernel goes on.
+void leave_ring_locked(Stream& s, TurnKind turn) noexcept RSOCK_REQUIRES(s.rx.mutex);
 /// Moves both directions towards TCP: ends ours, freezes the peer's. Never blocks; what is owed
 /// afterwards (a replay either way, bytes to drain) goes on by itself.
 void set_down(Stream& s, Reason reason) noexcept;
 /// set_down, then waits (bounded) until the kernel's stream alone carries everything. False: time
 /// is up.
 bool set_down_and_wait(Stream& s, Reason reason) noexcept;
+/// Takes the channel from the stream; the caller lets it die, or wakes its sleepers first.
+std::shared_ptr<Channel> take_channel_locked(Stream& s) noexcept
+    RSOCK_REQUIRES(s.tx.mutex, s.rx.mutex);
 /// Lets go of the channel once neither direction needs it.
 void maybe_detach(Stream& s) noexcept;
 /// What the keeper does after a kick, a hang-up or a TCP event: obeys every word it finds.
@@ -65,6 +72,8 @@ long rx_try_locked(Stream& s, int fd, const iovec* iov, size_t n, size_t skip, s
 /// Events of <poll.h> among POLLIN, POLLOUT, POLLRDHUP, POLLPRI, POLLERR, POLLHUP (and the
 /// RDNORM/WRNORM twins) that hold now for a stream with a channel. Takes the locks.
 short ready_events(Stream& s, int fd, short interest) noexcept;
+/// The part of `interest` that the kernel's socket answers for, because it carries that direction.
+short kernel_part(Stream& s, short interest) noexcept;
 /// The channel, kept alive for the caller; null if there is none.
 std::shared_ptr<Channel> channel_of(Stream& s) noexcept;
 /// Announces a sleeper on the channel's doorbell for the given interest; look again with

@@ -1,13 +1,13 @@
 // fork, exec, spawn, exit: a stream that another process may use lives on TCP (D9).
 //
-// | event            | before                                       | parent after          | child
-// after            |
-// |------------------|----------------------------------------------|-----------------------|------------------------|
-// | fork             | all set down, holders + 1, locks taken       | locks released        | locks
-// reset, no keeper | | vfork, spawn     | all set down and pinned                      | nothing |
-// runs in our memory: nothing | | exec             | all set down                                 |
-// –                     | a new program          | | exit             | replays that are owed go
-// out, summary        | –                     | –                      |
+// clang-format off
+// | event         | before                                   | parent after    | child after                 |
+// |---------------|------------------------------------------|-----------------|-----------------------------|
+// | fork          | all set down, holders + 1, all locked    | unlocked        | locks made anew, no keeper  |
+// | vfork, spawn  | all set down and pinned                  | nothing         | runs in our memory: nothing |
+// | exec          | all set down and pinned                  | –               | a new program               |
+// | exit          | replays that are owed go out, summary    | –               | –                           |
+// clang-format on
 
 #include <fcntl.h>
 
@@ -45,18 +45,6 @@ void set_down_all(Reason reason, bool pin) noexcept {
     if (s.has_channel.load(std::memory_order_acquire)) set_down(s, reason);
   });
   for_each_descriptor([&](Stream& s, int) { (void)set_down_and_wait(s, reason); });
-}
-
-void lock_stream(Stream& s, void*) noexcept RSOCK_NO_TSA {
-  s.watch_mutex.lock();
-  s.tx.mutex.lock();
-  s.rx.mutex.lock();
-}
-
-void unlock_stream(Stream& s, void*) noexcept RSOCK_NO_TSA {
-  s.rx.mutex.unlock();
-  s.tx.mutex.unlock();
-  s.watch_mutex.unlock();
 }
 
 /// The parent's threads and keeper are not here: nobody is in the kernel, nobody holds a lock. A
@@ -112,15 +100,13 @@ void before_fork() noexcept RSOCK_NO_TSA {
   if (live_streams() != 0) for_each_stream(pin_if_watched, nullptr);
   add_holder_to_all();  // first: from now on nothing is lifted
   set_down_all("fork", false);
-  for_each_stream(lock_stream, nullptr);
+  lock_all_streams(g_epoll_lock);
 }
 
 void after_fork_parent(bool failed) noexcept RSOCK_NO_TSA {
-  if (live_streams() != 0) {
-    for_each_stream(unlock_stream, nullptr);
-    if (failed) remove_holder_from_all();
-    for_each_stream(ask_again, nullptr);
-  }
+  unlock_all_streams(g_epoll_unlock);
+  if (failed) remove_holder_from_all();
+  for_each_stream(ask_again, nullptr);
   g_fork.unlock();
 }
 

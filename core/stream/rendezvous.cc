@@ -170,7 +170,10 @@ bool peer_may_speak(const Attempt& a) noexcept {
 Reason examine(Attempt& a) noexcept {
   Stream& s = *a.stream;
   const int fd = s.fd.load(std::memory_order_relaxed);
-  if (!sole_holder(s)) return "shared with a forked process";
+  {
+    MutexLock lock(s.rx.mutex);
+    if (!sole_holder(s)) return "shared with a forked process";
+  }
   if (!config().allow_shm) return "no RDMA device";
   if (const Reason r = kernel_only_option(fd); r != nullptr) return r;
   const auto tuple = tuple_of(fd);
@@ -195,9 +198,7 @@ bool lift(Attempt& a, bool caller) noexcept {
   std::shared_ptr<Channel> channel =
       transport::make_shm_channel(std::move(*a.segment), std::move(a.connection), caller);
   a.segment.reset();
-  s.channel_nonce = a.nonce;
-  s.peer_kick = a.peer_kick;
-  if (!attach(s, a.generation, std::move(channel))) return false;
+  if (!attach(s, a.generation, std::move(channel), a.nonce, a.peer_kick)) return false;
   remember_attached(s, a.nonce);
   a.over = true;
   RSOCK_LOG(kInfo, "fd %d: on shared memory", s.fd.load(std::memory_order_relaxed));

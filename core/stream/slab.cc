@@ -83,7 +83,7 @@ void reset(Stream& s, int fd, bool nonblocking) noexcept {
     s.sent[i].store(0, std::memory_order_relaxed);
     s.received[i].store(0, std::memory_order_relaxed);
   }
-  s.spin = SpinState{};
+  s.tx.spin = s.rx.spin = SpinState{};
   s.connected_here = false;
 }
 
@@ -106,7 +106,11 @@ Stream* acquire_stream(int fd, bool nonblocking) noexcept {
 
 void release_stream(Stream& s) noexcept {
   add_to_totals(s);
-  drop_holder(s);
+  {
+    MutexLock tx(s.tx.mutex);
+    MutexLock rx(s.rx.mutex);
+    drop_holder(s);  // sole_holder() looks under the same locks
+  }
   s.generation.fetch_add(1, std::memory_order_release);
   g_live.fetch_sub(1, std::memory_order_relaxed);
   MutexLock lock(g_mutex);
@@ -120,6 +124,26 @@ int live_streams() noexcept { return g_live.load(std::memory_order_relaxed); }
 void for_each_stream(void (*fn)(Stream&, void*), void* arg) noexcept {
   MutexLock lock(g_mutex);
   for (Stream& s : live_list()) fn(s, arg);
+}
+
+void lock_all_streams(void (*between)() noexcept) noexcept RSOCK_NO_TSA {
+  g_mutex.lock();
+  for (Stream& s : live_list()) s.watch_mutex.lock();
+  if (between != nullptr) between();
+  for (Stream& s : live_list()) {
+    s.tx.mutex.lock();
+    s.rx.mutex.lock();
+  }
+}
+
+void unlock_all_streams(void (*between)() noexcept) noexcept RSOCK_NO_TSA {
+  for (Stream& s : live_list()) {
+    s.rx.mutex.unlock();
+    s.tx.mutex.unlock();
+  }
+  if (between != nullptr) between();
+  for (Stream& s : live_list()) s.watch_mutex.unlock();
+  g_mutex.unlock();
 }
 
 void slab_after_fork_child() noexcept { g_mutex.reset_after_fork(); }

@@ -18,8 +18,9 @@ namespace rsock::stream {
 
 class SpinBudget {
  public:
-  explicit SpinBudget(Stream& s) noexcept : s_(s), began_(ticks()), max_(max_ticks()) {
-    SpinState& state = s_.spin;
+  /// `state` belongs to the caller for the time of the wait.
+  explicit SpinBudget(SpinState& state) noexcept
+      : state_(state), began_(ticks()), max_(max_ticks()) {
     if (!state.begun) {
       state = SpinState{};
       state.begun = true;
@@ -33,12 +34,12 @@ class SpinBudget {
 
   /// The wait ended while spinning.
   void hit() noexcept {
-    s_.spin.limit = std::min(max_, std::max(limit_ * 2, max_ / 4));
-    s_.spin.try_gap = kFirstGap;
+    state_.limit = std::min(max_, std::max(limit_ * 2, max_ / 4));
+    state_.try_gap = kFirstGap;
   }
   /// The wait had to sleep; it is over now.
   void missed() noexcept {
-    SpinState& state = s_.spin;
+    SpinState& state = state_;
     if (limit_ != 0) {
       const bool was_try = state.limit == 0;
       state.limit = was_try || limit_ / 2 < max_ / 32 ? 0 : limit_ / 2;
@@ -56,7 +57,7 @@ class SpinBudget {
   static constexpr uint32_t kFirstGap = 16;  // waits
   static constexpr uint32_t kLastGap = 4096;
 
-  Stream& s_;
+  SpinState& state_;
   uint64_t began_;
   uint32_t max_;
   uint32_t limit_;

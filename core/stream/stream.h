@@ -54,6 +54,14 @@ enum class RxState : uint8_t {
   kRing,    // managed: the channel
 };
 
+/// What the waits of one side have taught (spin.h). Under that side's mutex.
+struct SpinState {
+  uint32_t limit = 0;      // ticks the next wait may spin
+  uint32_t until_try = 0;  // waits until spinning is tried again, when limit is 0
+  uint32_t try_gap = 16;
+  bool begun = false;
+};
+
 struct TxSide {
   Gate gate;
   Mutex mutex;
@@ -64,27 +72,22 @@ struct TxSide {
   bool lied = false;                 // the peer froze us at an impossible byte: the stream fails
   bool fin_owed = false;             // FIN waits for the end of a replay
   uint64_t off_tcp = 0;              // bytes of `offset` that never were on TCP; under mutex
-  uint64_t replay_next = 0;          // kReplay: channel offset of the next byte to put on TCP
+  SpinState spin;
+  uint64_t replay_next = 0;  // kReplay: channel offset of the next byte to put on TCP
 };
 
 struct RxSide {
   Gate gate;
   Mutex mutex;
   std::atomic<uint64_t> offset{0};
-  RxState state = RxState::kKernel;       // written under mutex
-  bool ring_done = false;                 // nothing more to come from the attached channel
-  bool shut = false;                      // SHUT_RD
-  std::atomic<bool> fin_seen{false};      // the end was reached: recv says 0, whatever comes later
-  uint64_t off_tcp = 0;                   // bytes of `offset` that never were on TCP; under mutex
+  RxState state = RxState::kKernel;   // written under mutex
+  bool ring_done = false;             // nothing more to come from the attached channel
+  bool shut = false;                  // SHUT_RD
+  std::atomic<bool> fin_seen{false};  // the end was reached: recv says 0, whatever comes later
+  uint64_t off_tcp = 0;               // bytes of `offset` that never were on TCP; under mutex
+  SpinState spin;
   std::atomic<bool> want_ready{false};    // a channel waits for the readers to be out of the kernel
   std::atomic<bool> await_replay{false};  // frozen: bytes are owed to us on TCP
-};
-
-struct SpinState {
-  uint32_t limit = 0;      // ticks the next wait may spin
-  uint32_t until_try = 0;  // waits until spinning is tried again, when limit is 0
-  uint32_t try_gap = 16;
-  bool begun = false;
 };
 
 /// Why a stream is not lifted: literals, so that pointers can be kept and compared.
@@ -141,8 +144,6 @@ class Stream : public boost::intrusive::list_base_hook<
   std::atomic<uint64_t> sent[kPaths] = {};
   std::atomic<uint64_t> received[kPaths] = {};
 
-  /// What waits have taught (spin.h). Two threads may mix it up: it is only a guess.
-  SpinState spin;
   bool connected_here = false;  // we called connect(): tcpi_bytes_acked counts our SYN
 
   bool owned_by(uint32_t gen) const noexcept {
@@ -157,6 +158,11 @@ Stream* acquire_stream(int fd, bool nonblocking) noexcept;
 void release_stream(Stream& s) noexcept;
 /// Streams that exist now.
 int live_streams() noexcept;
+/// Over a fork: the slab stays locked and every stream in use with it, level by level in lock
+/// order; `between` takes what lies between the watch locks and the directions (the epoll
+/// instances). The child re-makes them all.
+void lock_all_streams(void (*between)() noexcept) noexcept;
+void unlock_all_streams(void (*between)() noexcept) noexcept;
 void slab_after_fork_child() noexcept;
 /// Calls fn for every stream in use. The slab's lock is held: fn must not acquire or release.
 void for_each_stream(void (*fn)(Stream&, void*), void* arg) noexcept;

@@ -95,12 +95,7 @@ bool close_last(Stream& s, int fd) noexcept {
     }
   }
   if (s.rx.state != RxState::kKernel) finish_rx_locked(s);
-  s.rx.want_ready.store(false, std::memory_order_relaxed);
-  Keeper::unwatch_locked(s);
-  s.channel->wake_local();  // threads that still wait meet `closed`
-  s.channel = nullptr;
-  s.has_channel.store(false, std::memory_order_release);
-  s.doorbell_fd.store(-1, std::memory_order_release);
+  take_channel_locked(s)->wake_local();  // threads that still wait meet `closed`
   return true;
 }
 

@@ -1,7 +1,8 @@
 // Setting down: from the ring back to TCP at an exact byte. PROTOCOL.md, "Moving a direction".
 
 #include <poll.h>
-#include <sys/ioctl.h>
+
+#include <utility>
 
 #include "core/base/log.h"
 #include "core/os/os.h"
@@ -30,6 +31,22 @@ void finish_rx_locked(Stream& s) noexcept {
   s.rx.state = RxState::kKernel;
   s.rx.ring_done = true;
   s.rx.gate.give_back();
+}
+
+void leave_ring_locked(Stream& s, TurnKind turn) noexcept {
+  // Frozen: the sender owes us on TCP what we have not read. Ended: FIN follows.
+  if (turn == TurnKind::kFrozen) s.rx.await_replay.store(true, std::memory_order_release);
+  if (turn == TurnKind::kEnded) s.rx.fin_seen.store(true, std::memory_order_relaxed);
+  finish_rx_locked(s);
+}
+
+std::shared_ptr<Channel> take_channel_locked(Stream& s) noexcept {
+  Keeper::unwatch_locked(s);
+  s.has_channel.store(false, std::memory_order_release);
+  s.doorbell_fd.store(-1, std::memory_order_release);
+  s.tx_wanted.store(false, std::memory_order_relaxed);
+  s.rx.want_ready.store(false, std::memory_order_relaxed);
+  return std::exchange(s.channel, nullptr);
 }
 
 void begin_replay_locked(Stream& s, uint64_t x) noexcept {
@@ -180,12 +197,7 @@ void maybe_detach(Stream& s) noexcept {
       if (!s.channel->rx_replayed() && !nothing_owed_locked(s)) return;
       s.rx.await_replay.store(false, std::memory_order_relaxed);
     }
-    channel = std::move(s.channel);
-    s.channel = nullptr;
-    s.has_channel.store(false, std::memory_order_release);
-    s.doorbell_fd.store(-1, std::memory_order_release);
-    s.tx_wanted.store(false, std::memory_order_relaxed);
-    Keeper::unwatch_locked(s);
+    channel = take_channel_locked(s);
     closed = s.closed.load(std::memory_order_relaxed);
   }
   path_changed(s);
@@ -232,8 +244,7 @@ void attend(Stream& s) noexcept {
       const bool turned = s.channel->rx_turn().kind == TurnKind::kFrozen;
       const bool gone = s.peer_gone.load(std::memory_order_acquire);
       if (turned || (gone && !s.channel->rx_start())) {
-        if (turned) s.rx.await_replay.store(true, std::memory_order_release);
-        finish_rx_locked(s);
+        leave_ring_locked(s, turned ? TurnKind::kFrozen : TurnKind::kOpen);
       }
     }
   }

@@ -89,7 +89,8 @@ int strict_error(Stream& s) noexcept {
   return s.strict_failed.load(std::memory_order_relaxed) ? ECONNABORTED : 0;
 }
 
-bool attach(Stream& s, uint32_t generation, std::shared_ptr<Channel> channel) noexcept {
+bool attach(Stream& s, uint32_t generation, std::shared_ptr<Channel> channel, uint64_t nonce,
+            const wire::SocketName& peer_kick) noexcept {
   {
     MutexLock tx(s.tx.mutex);
     MutexLock rx(s.rx.mutex);
@@ -100,6 +101,8 @@ bool attach(Stream& s, uint32_t generation, std::shared_ptr<Channel> channel) no
     const int fd = s.fd.load(std::memory_order_relaxed);
     read_options(s, fd);
     s.channel = std::move(channel);
+    s.channel_nonce = nonce;
+    s.peer_kick = peer_kick;
     s.tx.ring_done = s.rx.ring_done = false;
     s.tcp_event.store(false, std::memory_order_relaxed);
     s.peer_gone.store(false, std::memory_order_relaxed);

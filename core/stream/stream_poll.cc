@@ -63,9 +63,7 @@ void look_at_rx(Stream& s, Halves* h) noexcept {
   }
   h->died_silently = turn.kind == TurnKind::kOpen;
   // Drained or recalled: from here on the kernel knows.
-  if (turn.kind == TurnKind::kFrozen) s.rx.await_replay.store(true, std::memory_order_release);
-  if (turn.kind == TurnKind::kEnded) s.rx.fin_seen.store(true, std::memory_order_relaxed);
-  if (turn.kind != TurnKind::kOpen || gone) finish_rx_locked(s);
+  if (turn.kind != TurnKind::kOpen || gone) leave_ring_locked(s, turn.kind);
   h->ask_kernel_in = true;
 }
 
@@ -115,6 +113,17 @@ short ready_events(Stream& s, int fd, short interest) noexcept {
     events = static_cast<short>(events | k);
   }
   return static_cast<short>(events & (interest | POLLERR | POLLHUP | POLLNVAL));
+}
+
+short kernel_part(Stream& s, short interest) noexcept {
+  short part = 0;
+  {
+    MutexLock lock(s.tx.mutex);
+    if (s.tx.state == TxState::kKernel) part |= interest & kOut;
+  }
+  MutexLock lock(s.rx.mutex);
+  if (s.rx.state != RxState::kRing) part |= interest & (kIn | POLLRDHUP);
+  return part;
 }
 
 std::shared_ptr<Channel> channel_of(Stream& s) noexcept {

@@ -67,8 +67,7 @@ long ring_step_locked(Stream& s, int fd, const iovec* iov, size_t n, size_t skip
   const bool gone = s.peer_gone.load(std::memory_order_acquire);
   if (turn.kind == TurnKind::kOpen && !event && !gone && !s.rx.shut) return -EAGAIN;
   if (turn.kind == TurnKind::kFrozen) {  // recalled by the sender: TCP goes on from here
-    s.rx.await_replay.store(true, std::memory_order_release);
-    finish_rx_locked(s);
+    leave_ring_locked(s, turn.kind);
     return kRetryInKernel;
   }
   got = read_ring_locked(s, iov, n, skip, limit, flags);
@@ -78,8 +77,7 @@ long ring_step_locked(Stream& s, int fd, const iovec* iov, size_t n, size_t skip
     // open, so nothing more can come on it (it died, or became another program). Either way the
     // kernel knows.
     if (ch.rx_failed()) return -EPROTO;
-    if (turn.kind == TurnKind::kEnded) s.rx.fin_seen.store(true, std::memory_order_relaxed);
-    finish_rx_locked(s);
+    leave_ring_locked(s, turn.kind);
     return kRetryInKernel;
   }
   if (s.rx.shut) return 0;
@@ -126,8 +124,7 @@ long tcp_step_locked(Stream& s, int fd, const iovec* iov, size_t n, size_t skip,
     bool never = false;
     const size_t allowed = tcp_allowance_locked(s, fd, &never);
     if (never) {
-      s.rx.await_replay.store(true, std::memory_order_release);
-      finish_rx_locked(s);
+      leave_ring_locked(s, TurnKind::kFrozen);
       return kRetryInKernel;
     }
     if (allowed == 0) {
@@ -182,7 +179,7 @@ long sleep_for_bytes(Stream& s, int fd, Deadline deadline, const iovec* iov, siz
 
 long wait_locked(Stream& s, int fd, Deadline deadline, const iovec* iov, size_t n, size_t skip,
                  size_t limit, int flags, long* got) noexcept RSOCK_REQUIRES(s.rx.mutex) {
-  SpinBudget spin(s);
+  SpinBudget spin(s.rx.spin);
   *got = -EAGAIN;
   if (s.rx.state == RxState::kRing) {
     while (spin.more()) {

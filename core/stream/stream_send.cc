@@ -33,7 +33,7 @@ bool spin_for_room_locked(Stream& s, SpinBudget& spin) noexcept RSOCK_REQUIRES(s
 /// (tcp_sendmsg returns the count).
 long wait_for_room_locked(Stream& s, Deadline deadline, bool partial) noexcept
     RSOCK_REQUIRES(s.tx.mutex) {
-  SpinBudget spin(s);
+  SpinBudget spin(s.tx.spin);
   if (s.tx.state == TxState::kRing && spin_for_room_locked(s, spin)) return 0;
   std::shared_ptr<Channel> ch = s.channel;
   const uint32_t bell = ch->tx_bell();

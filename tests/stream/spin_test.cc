@@ -12,11 +12,11 @@ namespace {
 class Spin : public ::testing::Test {
  protected:
   void allow(const char* setting) { testing::configure({setting}); }
-  void hit() { SpinBudget(stream_).hit(); }
-  void miss() { SpinBudget(stream_).missed(); }
-  bool spins() { return SpinBudget(stream_).more(); }
+  void hit() { SpinBudget(state_).hit(); }
+  void miss() { SpinBudget(state_).missed(); }
+  bool spins() { return SpinBudget(state_).more(); }
 
-  Stream stream_;
+  SpinState state_;
 };
 
 TEST_F(Spin, IsForbiddenByAMaximumOfZero) {
@@ -36,7 +36,7 @@ TEST_F(Spin, IsTriedByAFreshStream) {
 TEST_F(Spin, EndsAfterAFewWaitsThatHadToSleep) {
   allow("RSOCK_SPIN_US=1000000");
   int waits = 0;
-  while (stream_.spin.limit != 0 || waits == 0) {
+  while (state_.limit != 0 || waits == 0) {
     miss();
     ASSERT_LT(++waits, 12);
   }
@@ -46,17 +46,17 @@ TEST_F(Spin, EndsAfterAFewWaitsThatHadToSleep) {
 TEST_F(Spin, IsHalvedByAMissAndGrowsWithAHit) {
   allow("RSOCK_SPIN_US=1000000");
   miss();
-  const uint32_t half = stream_.spin.limit;
+  const uint32_t half = state_.limit;
   EXPECT_EQ(half, SpinBudget::max_ticks() / 2);
   hit();
-  EXPECT_GT(stream_.spin.limit, half);
+  EXPECT_GT(state_.limit, half);
   for (int i = 0; i < 40; ++i) hit();
-  EXPECT_EQ(stream_.spin.limit, SpinBudget::max_ticks()) << "and never beyond the maximum";
+  EXPECT_EQ(state_.limit, SpinBudget::max_ticks()) << "and never beyond the maximum";
 }
 
 TEST_F(Spin, IsTriedAgainAfterQuickWaitsAndLessOftenAfterEachFailure) {
   allow("RSOCK_SPIN_US=1000000");
-  while (!stream_.spin.begun || stream_.spin.limit != 0) miss();
+  while (!state_.begun || state_.limit != 0) miss();
   const auto waits_until_a_try = [&] {
     int n = 0;
     while (!spins() && n < 100'000) {
@@ -76,9 +76,9 @@ TEST_F(Spin, IsTriedAgainAfterQuickWaitsAndLessOftenAfterEachFailure) {
 
 TEST_F(Spin, AFailedTryStopsAtSomeGap) {
   allow("RSOCK_SPIN_US=1000000");
-  while (!stream_.spin.begun || stream_.spin.limit != 0) miss();
+  while (!state_.begun || state_.limit != 0) miss();
   for (int i = 0; i < 50'000; ++i) miss();
-  EXPECT_LE(stream_.spin.try_gap, 4096u);
+  EXPECT_LE(state_.try_gap, 4096u);
 }
 
 TEST_F(Spin, FollowsAMaximumThatWasLowered) {
