@@ -63,8 +63,9 @@ inline Stream* stream_in(uintptr_t word) noexcept {
 
 /// The path of a stream, in a function of its own: the entry itself then needs no stack and leaves
 /// by a jump to libc's function where the descriptor is not ours. `work` captures by value.
+/// Taken by reference: a copy of captures just stored in words is loaded in wider pieces, and waits.
 template <typename Work>
-[[gnu::noinline]] auto aside(Work work) {
+[[gnu::noinline]] auto aside(Work&& work) {
   return work();
 }
 

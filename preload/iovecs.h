@@ -51,12 +51,18 @@ inline ssize_t read_buffers(Stream* s, int fd, const iovec* iov, int count, int 
 
 inline ssize_t send_buffer(Stream* s, int fd, const void* buf, size_t n, int flags,
                            stream::KernelCall kernel) {
+  if (s != nullptr) {
+    if (const size_t sent = stream::send_short(*s, buf, n, flags); sent != 0) return sent;
+  }
   const iovec piece{const_cast<void*>(buf), n};
   return answer(send_pieces(s, fd, &piece, 1, flags, kernel));
 }
 
 inline ssize_t recv_buffer(Stream* s, int fd, void* buf, size_t n, int flags,
                            stream::KernelCall kernel) {
+  if (s != nullptr) {
+    if (const size_t got = stream::recv_short(*s, buf, n, flags); got != 0) return got;
+  }
   const iovec piece{buf, n};
   return answer(recv_pieces(s, fd, &piece, 1, flags, kernel));
 }

@@ -146,7 +146,7 @@ void set_ring_bytes(const Source& s) noexcept {
   uint32_t v = g_config.ring_bytes;
   set_count(s, 64 * 1024, uint64_t{64} << 20, v);
   if ((v & (v - 1)) != 0) {
-    complain("%s: %u is not a power of two; using %u", s.name, v, g_config.ring_bytes);
+    complain("%s: %u is not a power of two; using the default", s.name, v);
     return;
   }
   g_config.ring_bytes = v;

@@ -27,7 +27,7 @@ struct Config {
   uint32_t lift_calls = 16;            // RSOCK_LIFT_CALLS: ... or so many intercepted calls
   uint32_t spin_us = 50;               // RSOCK_SPIN_US: longest spin before sleeping; 0 never spins
   uint32_t ring_bytes =
-      1 << 20;  // RSOCK_RING_BYTES: each direction; a power of two, 64 KiB to 64 MiB
+      0;  // RSOCK_RING_BYTES: each direction; a power of two, 64 KiB to 64 MiB. 0: not given
 };
 
 /// Reads `environ`-style strings and RSOCK_CONFIG (default /etc/rsock.conf). Calls no libc function

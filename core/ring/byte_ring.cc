@@ -7,7 +7,9 @@ namespace rsock::ring {
 void RingWriter::refresh() noexcept {
   // Pairs with RingReader::move_head(): the reader's copy out ended before we write there again.
   // seq_cst and not acquire because this may be the check that follows setting our sleep word.
-  const uint64_t head = head_word_.load(std::memory_order_seq_cst) & kCountMask;
+  const uint64_t word = head_word_.load(std::memory_order_seq_cst);
+  const uint64_t head = word & kCountMask;
+  seal_seen_ = word != head;
   if (head < seen_head_ || head > tail_) {
     failed_ = true;
     return;

@@ -38,6 +38,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include "core/ring/iov_cursor.h"
 
@@ -94,9 +95,9 @@ class RingWriter {
              std::atomic<uint64_t>& head) noexcept
       : base_(base), capacity_(capacity), tail_word_(tail), head_word_(head) {}
 
-  /// Bytes that fit now. Looks at the reader's word.
-  size_t room() noexcept {
-    refresh();
+  /// Bytes that fit now. Looks at the reader's word if fewer than `want` are known to fit.
+  size_t room(size_t want = SIZE_MAX) noexcept {
+    if (known_room() < want) refresh();
     return known_room();
   }
 
@@ -111,6 +112,18 @@ class RingWriter {
     tail_ += n;
     // Pairs with RingReader::refresh(), and with the reader's sleep word: see "Memory order".
     publish(tail_word_, tail_);
+    if (n <= kSmall && known_room() > kAhead) prefetch_for_write(place(tail_ + kAhead));
+    return n;
+  }
+
+  /// write() for one short piece: all of it or nothing (0). Nothing too when it would cross the edge.
+  size_t put(const void* from, size_t n) noexcept {
+    if (known_room() < n) refresh();
+    const size_t at = tail_ & (capacity_ - 1);
+    if (known_room() < n || capacity_ - at < n) return 0;
+    std::memcpy(base_ + at, from, n);
+    tail_ += n;
+    publish(tail_word_, tail_);  // as in write()
     if (n <= kSmall && known_room() > kAhead) prefetch_for_write(place(tail_ + kAhead));
     return n;
   }
@@ -135,6 +148,8 @@ class RingWriter {
 
   uint64_t tail() const noexcept { return tail_; }
   bool failed() const noexcept { return failed_; }
+  /// The last look at the reader's word found a seal on it.
+  bool seal_seen() const noexcept { return seal_seen_; }
   size_t capacity() const noexcept { return capacity_; }
 
  private:
@@ -153,6 +168,7 @@ class RingWriter {
   uint64_t seen_head_ = 0;
   bool failed_ = false;
   bool closed_ = false;
+  bool seal_seen_ = false;
 };
 
 class RingReader {
@@ -177,6 +193,16 @@ class RingReader {
     if (known_bytes() < limit) refresh();
     const size_t n = copy_out(to, std::min(limit, known_bytes()));
     return n != 0 && release(n) ? n : 0;
+  }
+
+  /// read() into one short piece. May give less at the ring's edge.
+  size_t take(void* to, size_t limit) noexcept {
+    if (known_bytes() < limit) refresh();
+    const size_t at = head_ & (capacity_ - 1);
+    const size_t n = std::min({limit, known_bytes(), capacity_ - at});
+    if (n == 0) return 0;
+    std::memcpy(to, base_ + at, n);
+    return release(n) ? n : 0;
   }
 
   /// As read(), but releases nothing.

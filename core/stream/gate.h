@@ -20,6 +20,9 @@ class Gate {
 
   /// True: the caller is counted and may call the kernel, then must leave(). False: managed.
   bool enter() noexcept {
+    // Most calls of a lifted stream end here, without an atomic read-modify-write: that costs more
+    // than the rest of this function.
+    if (managed()) return false;
     // acquire pairs with give_back(): what the managed time left behind (offsets) is visible.
     if ((word_.fetch_add(1, std::memory_order_acquire) & kManaged) == 0) return true;
     word_.fetch_sub(1, std::memory_order_relaxed);

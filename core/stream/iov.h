@@ -34,13 +34,17 @@ inline bool iov_acceptable(const iovec* iov, size_t n) noexcept {
   return true;
 }
 
+inline bool address_impossible(const void* at) noexcept {
+  const auto a = reinterpret_cast<uintptr_t>(at);
+  return a < 4096 || a >= uintptr_t{1} << 56;
+}
+
 /// Addresses that no buffer can have: the first page, and the kernel's half. Linux answers EFAULT;
 /// a copy of ours would end the program. (A bad address in between is found out by the copy:
 /// core/DESIGN.md, limits.)
 inline bool iov_impossible(const iovec* iov, size_t n) noexcept {
   for (size_t i = 0; i < n; ++i) {
-    const auto at = reinterpret_cast<uintptr_t>(iov[i].iov_base);
-    if (iov[i].iov_len != 0 && (at < 4096 || at >= uintptr_t{1} << 56)) return true;
+    if (iov[i].iov_len != 0 && address_impossible(iov[i].iov_base)) return true;
   }
   return false;
 }

@@ -22,6 +22,12 @@ void note_traffic(Stream& s) noexcept;
 /// The program's next call has to fail under RSOCK_STRICT. Returns 0 or ECONNABORTED.
 int strict_error(Stream& s) noexcept;
 
+/// Adds to a counter of a direction that is managed: only the holder of its lock writes it then, and
+/// a read-modify-write would cost more than the rest of a small message.
+inline void count_managed(std::atomic<uint64_t>& counter, uint64_t n) noexcept {
+  counter.store(counter.load(std::memory_order_relaxed) + n, std::memory_order_relaxed);
+}
+
 /// An error that is owed to the program, handed out once. 0: none.
 inline int take_error(Stream& s) noexcept {
   if (__builtin_expect(s.error.load(std::memory_order_relaxed) == 0, 1)) return 0;

@@ -256,14 +256,26 @@ int read_message(Attempt& a, size_t want, os::OwnedFd* passed) noexcept {
 // --- caller
 // ------------------------------------------------------------------------------------------
 
+/// The size of each ring of the next channel, unless RSOCK_RING_BYTES says it. A ring larger than a
+/// core's own cache moves bytes through the shared one: measured 250 to 310 Gbit/s at 4 MiB against
+/// 100 at 1 MiB (`bare_ring copy --ring`). It is also what TCP lets a buffer grow to (tcp_wmem[2],
+/// 4 MiB). But a ring is memory for as long as its stream lives, so a process with many gets less.
+uint32_t ring_bytes_now() noexcept {
+  if (config().ring_bytes != 0) return config().ring_bytes;
+  const int live = transport::live_segments();
+  if (live < 32) return 4 << 20;
+  return live < 256 ? 1 << 20 : 256 << 10;
+}
+
 void say_hello(Attempt& a) noexcept {
-  auto created = transport::create_segment(config().ring_bytes);
+  const uint32_t ring_bytes = ring_bytes_now();
+  auto created = transport::create_segment(ring_bytes);
   if (!created) return give_up(a, "no memory for a channel");
   if (!os::getrandom(&a.nonce, sizeof(a.nonce)) || a.nonce == 0) a.nonce = 1;
   wire::Hello hello;
   hello.nonce = a.nonce;
   hello.socket_cookie = a.own_cookie;
-  hello.ring_size = config().ring_bytes;
+  hello.ring_size = ring_bytes;
   hello.tuple = a.tuple;
   hello.keeper = keeper().kick_name;
   uint8_t bytes[wire::kHelloSize];

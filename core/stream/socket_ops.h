@@ -73,6 +73,10 @@ extern void (*g_epoll_fork_child)() noexcept;
 /// recv(), which begin with this.
 std::optional<long> send_by_kernel(Stream& s, int flags, KernelCall kernel);
 std::optional<long> recv_by_kernel(Stream& s, int flags, KernelCall kernel);
+/// The short way of a lifted stream for one short buffer: the bytes moved, or 0 when send() or recv()
+/// has to see to it. Never blocks, never fails.
+size_t send_short(Stream& s, const void* from, size_t n, int flags) noexcept;
+size_t recv_short(Stream& s, void* to, size_t n, int flags) noexcept;
 long send(Stream& s, int fd, const iovec* iov, size_t n, int flags, KernelCall kernel);
 long recv(Stream& s, int fd, const iovec* iov, size_t n, int flags, KernelCall kernel);
 /// sendfile to a stream. `offset` null: use and move in_fd's own position.

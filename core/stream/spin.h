@@ -49,8 +49,8 @@ class SpinBudget {
       --state.until_try;
     }
   }
-  static uint32_t max_ticks() noexcept {
-    return static_cast<uint32_t>(config().spin_us * ticks_per_us());
+  static uint64_t max_ticks() noexcept {
+    return static_cast<uint64_t>(config().spin_us * ticks_per_us());
   }
 
  private:
@@ -59,8 +59,8 @@ class SpinBudget {
 
   SpinState& state_;
   uint64_t began_;
-  uint32_t max_;
-  uint32_t limit_;
+  uint64_t max_;
+  uint64_t limit_;
 };
 
 }  // namespace rsock::stream

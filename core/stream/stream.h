@@ -56,7 +56,7 @@ enum class RxState : uint8_t {
 
 /// What the waits of one side have taught (spin.h). Under that side's mutex.
 struct SpinState {
-  uint32_t limit = 0;      // ticks the next wait may spin
+  uint64_t limit = 0;      // ticks the next wait may spin
   uint32_t until_try = 0;  // waits until spinning is tried again, when limit is 0
   uint32_t try_gap = 16;
   bool begun = false;

@@ -38,6 +38,12 @@ long probe_tcp_locked(Stream& s, int fd) noexcept {
   return 1;
 }
 
+void count_ring_locked(Stream& s, size_t got) noexcept RSOCK_REQUIRES(s.rx.mutex) {
+  count_managed(s.rx.offset, got);
+  s.rx.off_tcp += got;
+  count_managed(s.received[static_cast<int>(s.channel->kind())], got);
+}
+
 long read_ring_locked(Stream& s, const iovec* iov, size_t n, size_t skip, size_t limit,
                       int flags) noexcept {
   const bool peek = (flags & MSG_PEEK) != 0;
@@ -45,11 +51,7 @@ long read_ring_locked(Stream& s, const iovec* iov, size_t n, size_t skip, size_t
   const size_t got = (flags & MSG_TRUNC) != 0 && !peek
                          ? s.channel->rx_discard(limit)
                          : s.channel->rx_read(iov, n, skip, limit, peek);
-  if (got != 0 && !peek) {
-    s.rx.offset.fetch_add(got, std::memory_order_relaxed);
-    s.rx.off_tcp += got;
-    s.received[static_cast<int>(s.channel->kind())].fetch_add(got, std::memory_order_relaxed);
-  }
+  if (got != 0 && !peek) count_ring_locked(s, got);
   return static_cast<long>(got);
 }
 
@@ -333,6 +335,20 @@ std::optional<long> recv_by_kernel(Stream& s, int flags, KernelCall kernel) {
     if (const int e = take_error(s); __builtin_expect(e != 0, 0)) return -e;
   }
   return count_received(s, judge_kernel_end(s, kernel()), flags);
+}
+
+size_t recv_short(Stream& s, void* to, size_t n, int flags) noexcept {
+  constexpr int kFlags = MSG_DONTWAIT | MSG_NOSIGNAL;
+  if ((flags & ~kFlags) != 0 || n == 0 || n > Channel::kShort || !s.rx.gate.managed()) return 0;
+  if (address_impossible(to) || !s.rx.mutex.try_lock()) return 0;
+  size_t got = 0;
+  // What recv_managed() asks before it reads.
+  if (s.rx.state == RxState::kRing && !s.closed.load(std::memory_order_relaxed)) {
+    got = s.channel->rx_take(to, n);
+    if (got != 0) count_ring_locked(s, got);
+  }
+  s.rx.mutex.unlock();
+  return got;
 }
 
 long recv(Stream& s, int fd, const iovec* iov, size_t n, int flags, KernelCall kernel) {

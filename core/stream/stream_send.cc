@@ -56,14 +56,18 @@ long wait_for_room_locked(Stream& s, Deadline deadline, bool partial) noexcept
   return slept.error() == ETIMEDOUT ? -EAGAIN : -value(slept.error());
 }
 
+void count_ring_locked(Stream& s, size_t took) noexcept RSOCK_REQUIRES(s.tx.mutex) {
+  count_managed(s.tx.offset, took);
+  s.tx.off_tcp += took;
+  count_managed(s.sent[static_cast<int>(s.channel->kind())], took);
+}
+
 /// One attempt in the ring. True: go on (look at *done), false: full.
 bool write_ring_locked(Stream& s, const iovec* iov, size_t n, size_t total, size_t* done) noexcept
     RSOCK_REQUIRES(s.tx.mutex) {
   const size_t took = s.channel->tx_write(iov, n, *done, total - *done);
   if (took == 0) return false;
-  s.tx.offset.fetch_add(took, std::memory_order_relaxed);
-  s.tx.off_tcp += took;
-  s.sent[static_cast<int>(s.channel->kind())].fetch_add(took, std::memory_order_relaxed);
+  count_ring_locked(s, took);
   *done += took;
   return true;
 }
@@ -73,7 +77,7 @@ bool write_ring_locked(Stream& s, const iovec* iov, size_t n, size_t total, size
 /// (iperf3 -F: its diskfile_send() reads the file over what was left) meet one as rarely as with
 /// the kernel's far larger buffer.
 bool takes_whole_locked(Stream& s, size_t total) noexcept RSOCK_REQUIRES(s.tx.mutex) {
-  return total > s.channel->capacity() / 3 || s.channel->tx_room() >= total ||
+  return total > s.channel->capacity() / 3 || s.channel->tx_room(total) >= total ||
          s.channel->tx_failed();
 }
 
@@ -97,7 +101,10 @@ Step send_managed(Stream& s, const iovec* iov, size_t n, size_t total, size_t* d
     }
     *fin = s.tx.shut;
     if (s.tx.state == TxState::kKernel || s.tx.shut) return Step::kKernel;
-    if (obey_tx_turn_locked(s) && !s.tx.lied) continue;
+    if ((s.channel->tx_maybe_turned() || s.peer_gone.load(std::memory_order_acquire)) &&
+        obey_tx_turn_locked(s) && !s.tx.lied) {
+      continue;
+    }
     if (s.tx.lied) {
       *error = -EPROTO;
       return Step::kError;
@@ -173,6 +180,22 @@ std::optional<long> send_by_kernel(Stream& s, int flags, KernelCall kernel) {
   GateVisit visit(s.tx.gate, AfterSend{s});
   if (const int e = take_error(s); __builtin_expect(e != 0, 0)) return -e;
   return count_sent(s, kernel());
+}
+
+size_t send_short(Stream& s, const void* from, size_t n, int flags) noexcept {
+  constexpr int kFlags = MSG_DONTWAIT | MSG_NOSIGNAL | MSG_MORE;
+  if ((flags & ~kFlags) != 0 || n == 0 || n > Channel::kShort || !s.tx.gate.managed()) return 0;
+  if (address_impossible(from) || !s.tx.mutex.try_lock()) return 0;
+  size_t took = 0;
+  // What send_managed() asks before it writes.
+  if (s.tx.state == TxState::kRing && !s.tx.shut && !s.tx.fin_owed && !s.tx.lied &&
+      !s.closed.load(std::memory_order_relaxed) && !s.channel->tx_maybe_turned() &&
+      !s.peer_gone.load(std::memory_order_acquire)) {
+    took = s.channel->tx_put(from, n);
+    if (took != 0) count_ring_locked(s, took);
+  }
+  s.tx.mutex.unlock();
+  return took;
 }
 
 long send(Stream& s, int fd, const iovec* iov, size_t n, int flags, KernelCall kernel) {

@@ -58,6 +58,9 @@ enum class Sleep : uint32_t { kFutex = wire::kSleepFutex, kDoorbell = wire::kSle
 
 class Channel {
  public:
+  /// Most bytes of tx_put() and rx_take(): what is published, and released, in one go.
+  static constexpr size_t kShort = 16 * 1024;
+
   virtual ~Channel() = default;
   Channel(const Channel&) = delete;
   Channel& operator=(const Channel&) = delete;
@@ -68,11 +71,14 @@ class Channel {
 
   // --- sending
   // ------------------------------------------------------------------------------------
-  /// Bytes that tx_write() would take now, 0..capacity. May go to look at the peer's word.
-  virtual size_t tx_room() noexcept = 0;
+  /// Bytes that tx_write() would take now, 0..capacity. Goes to look at the peer's word only if it
+  /// knows of fewer than `want`: the line is the peer's, and a look costs a cache miss.
+  virtual size_t tx_room(size_t want = SIZE_MAX) noexcept = 0;
   /// Gathers up to `limit` bytes from iov[0..n), beginning `skip` bytes into it, publishes them and
   /// wakes a sleeping receiver. Returns the bytes taken; 0 when full.
   virtual size_t tx_write(const iovec* iov, size_t n, size_t skip, size_t limit) noexcept = 0;
+  /// tx_write() of one piece of up to kShort bytes: all of it, or 0 and tx_write() knows more.
+  virtual size_t tx_put(const void* from, size_t n) noexcept = 0;
   /// Published bytes that the receiver has not consumed, as far as it told.
   virtual uint64_t tx_unread() noexcept = 0;
   /// Bytes published since the channel began.
@@ -93,6 +99,8 @@ class Channel {
   /// bytes.
   virtual size_t rx_read(const iovec* iov, size_t n, size_t skip, size_t limit,
                          bool peek) noexcept = 0;
+  /// rx_read() into one piece of up to kShort bytes. May give less than there is; 0 says nothing.
+  virtual size_t rx_take(void* to, size_t n) noexcept = 0;
   /// Consumes up to n bytes without copying (MSG_TRUNC on TCP). Returns the bytes.
   virtual size_t rx_discard(size_t n) noexcept = 0;
   /// Bytes consumed since the channel began.
@@ -109,6 +117,10 @@ class Channel {
   virtual void rx_set_ready() noexcept = 0;
   virtual bool tx_peer_ready() noexcept = 0;  // any thread
   virtual Turn tx_turn() noexcept = 0;        // any thread
+  /// Whether a look at tx_turn() can find anything, for the path of every send: without a look at
+  /// words that the receiver writes all the time. Late, never wrong: a freeze is seen after the
+  /// next publish that follows it. tx lock.
+  virtual bool tx_maybe_turned() noexcept = 0;
   virtual Turn rx_turn() noexcept = 0;        // any thread
   /// Ends our direction at the current tail if it is open: no byte will follow, the receiver drains
   /// what is there (shutdown, close). Returns the turn in force afterwards.

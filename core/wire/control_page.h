@@ -26,7 +26,7 @@ inline constexpr size_t kControlPageSize = 4096;
 ///    bytes do not count as delivered (PROTOCOL.md, "Moving a direction").
 ///  - end (sender) sets kHeadEnded with fetch_or, after its last publish: the tail is final.
 /// Whoever's fetch_or found neither bit has won. A receiver that finds kHeadEnded when it wanted to
-/// freeze takes its seal back and drains; a sender that finds kHeadSealed when it wanted to end
+/// freeze sets no seal and drains; a sender that finds kHeadSealed when it wanted to end
 /// replays.
 inline constexpr uint64_t kHeadSealed = uint64_t{1} << 63;
 inline constexpr uint64_t kHeadEnded = uint64_t{1} << 62;
@@ -42,6 +42,9 @@ struct Turn {
 /// Bits of rx_sleep and tx_sleep: how the sleeper wants to be woken.
 inline constexpr uint32_t kSleepFutex = 1;     // FUTEX_WAKE the bell beside it
 inline constexpr uint32_t kSleepDoorbell = 2;  // one byte into the doorbell socket
+/// rx_sleep only: no sleeper. The receiver has sealed the head; look there. A hint that saves a busy
+/// sender the look at the head, whose line the receiver writes with every release.
+inline constexpr uint32_t kSleepFrozen = 4;
 
 struct DirectionWords {
   // Written by the sender, on every publish.

@@ -20,7 +20,7 @@ def parse_arguments(argv):
     parser.add_argument("--quick", action="store_true", help="short runs, few rounds")
     parser.add_argument("--rounds", type=int, help="rounds to take medians of (default: 5; quick: 3)")
     parser.add_argument("--only", metavar="TEXT", help="only figures whose key contains TEXT")
-    parser.add_argument("--ring", default="1M", help="size of the bare ring, each way (1M)")
+    parser.add_argument("--ring", default="4M", help="size of the bare ring, each way (4M, as a stream has)")
     parser.add_argument("--out", metavar="DIR", help="where bench.json goes (build/bench-report)")
     parser.add_argument("--json", metavar="FILE", help="write the JSON there instead")
     parser.add_argument("--build-dir", required=True, help=argparse.SUPPRESS)

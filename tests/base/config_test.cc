@@ -59,7 +59,7 @@ TEST(Config, HasItsDefaultsWhereNothingIsSaid) {
   EXPECT_FALSE(config().log_stderr);
   EXPECT_EQ(config().log_file, nullptr);
   EXPECT_EQ(config().lift_bytes, 64u * 1024);
-  EXPECT_EQ(config().ring_bytes, 1u << 20);
+  EXPECT_EQ(config().ring_bytes, 0u);
   EXPECT_EQ(complaints(), std::vector<std::string>{});
 }
 
@@ -137,9 +137,9 @@ TEST(Config, TakesNumbersWithinTheirLimitsOnly) {
       {"RSOCK_SPIN_US=1000001", &Config::spin_us, 50, 1},
       {"RSOCK_RING_BYTES=64K", &Config::ring_bytes, 64 * 1024, 0},
       {"RSOCK_RING_BYTES=64M", &Config::ring_bytes, 64u << 20, 0},
-      {"RSOCK_RING_BYTES=128M", &Config::ring_bytes, 1u << 20, 1},
-      {"RSOCK_RING_BYTES=32K", &Config::ring_bytes, 1u << 20, 1},
-      {"RSOCK_RING_BYTES=100000", &Config::ring_bytes, 1u << 20, 1},
+      {"RSOCK_RING_BYTES=128M", &Config::ring_bytes, 0, 1},
+      {"RSOCK_RING_BYTES=32K", &Config::ring_bytes, 0, 1},
+      {"RSOCK_RING_BYTES=100000", &Config::ring_bytes, 0, 1},
   };
   for (const NumberCase& c : cases) {
     SCOPED_TRACE(c.variable);

@@ -103,6 +103,8 @@ void for_each_program_range(unsigned first, unsigned last, void (*range)(unsigne
 // Every direction is managed here: the entries have to gather the program's buffers.
 std::optional<long> send_by_kernel(Stream&, int, KernelCall) { return std::nullopt; }
 std::optional<long> recv_by_kernel(Stream&, int, KernelCall) { return std::nullopt; }
+size_t send_short(Stream&, const void*, size_t, int) noexcept { return 0; }
+size_t recv_short(Stream&, void*, size_t, int) noexcept { return 0; }
 long send(Stream&, int fd, const iovec* iov, size_t n, int flags, KernelCall kernel) {
   if (!iov_acceptable(iov, n))
     return kernel();  // as core does; integration/semantics/io_vectors holds it to that

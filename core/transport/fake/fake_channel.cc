@@ -244,11 +244,19 @@ class FakeChannel final : public Channel {
   PathKind kind() const noexcept override { return PathKind::kFake; }
   size_t capacity() const noexcept override { return link_->capacity(); }
 
-  size_t tx_room() noexcept override { return link_->failed() ? 0 : writer_.room(); }
+  size_t tx_room(size_t want) noexcept override {
+    return link_->failed() ? 0 : writer_.room(want);
+  }
   size_t tx_write(const iovec* iov, size_t n, size_t skip, size_t limit) noexcept override {
     if (link_->failed()) return 0;
     ring::IovCursor from(iov, n, skip);
     const size_t done = writer_.write(from, limit);
+    if (done != 0) link_->published(side_);
+    return done;
+  }
+  size_t tx_put(const void* from, size_t n) noexcept override {
+    if (link_->failed()) return 0;
+    const size_t done = writer_.put(from, n);
     if (done != 0) link_->published(side_);
     return done;
   }
@@ -265,6 +273,11 @@ class FakeChannel final : public Channel {
     ring::IovCursor to(iov, n, skip);
     if (peek) return reader_.peek(to, limit);
     const size_t done = reader_.read(to, limit);
+    if (done != 0) link_->released(1 - side_);
+    return done;
+  }
+  size_t rx_take(void* to, size_t n) noexcept override {
+    const size_t done = reader_.take(to, n);
     if (done != 0) link_->released(1 - side_);
     return done;
   }
@@ -305,6 +318,7 @@ class FakeChannel final : public Channel {
     return rx_.receiver.words.replayed.load(memory_order_acquire) != 0;
   }
   Turn tx_turn() noexcept override { return turn_of(tx_.sender); }
+  bool tx_maybe_turned() noexcept override { return tx_turn().kind != TurnKind::kOpen; }
   Turn rx_turn() noexcept override { return turn_of(rx_.receiver); }
   Turn tx_end() noexcept override { return seal(ring::kSealEnded); }
   Turn tx_recall() noexcept override { return seal(ring::kSealFrozen); }

@@ -66,26 +66,26 @@ std::unique_ptr<Channel> make_shm_channel(ShmSegment segment, os::OwnedFd doorbe
 
 // --- bytes -------------------------------------------------------------------------------------
 
-/// Gives the part of our ring that is written for the first time its pages, many in one system
+/// Gives the next part of a ring that is used for the first time its pages, many in one system
 /// call: a page fault for each costs several times as much. Not all at once, because most streams
-/// that are lifted never write a whole ring.
-void ShmChannel::populate_ahead() noexcept {
+/// that are lifted never fill a ring.
+void ShmChannel::populate_ahead(const wire::DirectionWords& direction, size_t& populated) noexcept {
   constexpr size_t kStep = 64 * 1024;
-  std::byte* const ring = segment_.ring(&tx_ == &segment_.page().direction[0] ? 0 : 1);
-  const size_t n = std::min(kStep, capacity() - populated_);
+  std::byte* const ring = segment_.ring(&direction == &segment_.page().direction[0] ? 0 : 1);
+  const size_t n = std::min(kStep, capacity() - populated);
   // No wrapper in os.h: a hint. An older kernel (before 5.14) refuses it, and the faults come.
-  (void)os::door()(SYS_madvise, reinterpret_cast<long>(ring + populated_), static_cast<long>(n),
+  (void)os::door()(SYS_madvise, reinterpret_cast<long>(ring + populated), static_cast<long>(n),
                    kMadvPopulateWrite, 0, 0, 0);
-  populated_ += n;
+  populated += n;
 }
 
 size_t ShmChannel::tx_write(const iovec* iov, size_t n, size_t skip, size_t limit) noexcept {
   ring::IovCursor from(iov, n, skip);
   size_t done = 0;
   do {
-    if (__builtin_expect(populated_ < capacity(), 0) &&
-        writer_.tail() + ring::kPublishPiece > populated_) {
-      populate_ahead();
+    if (__builtin_expect(tx_populated_ < capacity(), 0) &&
+        writer_.tail() + ring::kPublishPiece > tx_populated_) {
+      populate_ahead(tx_, tx_populated_);
     }
     const size_t moved = writer_.write(from, std::min(limit - done, ring::kPublishPiece));
     if (moved == 0) break;
@@ -97,6 +97,25 @@ size_t ShmChannel::tx_write(const iovec* iov, size_t n, size_t skip, size_t limi
   return done;
 }
 
+size_t ShmChannel::tx_put(const void* from, size_t n) noexcept {
+  if (__builtin_expect(tx_populated_ < writer_.tail() + n, 0) && tx_populated_ < capacity()) {
+    return 0;  // tx_write() sees to that
+  }
+  const size_t done = writer_.put(from, n);
+  // seq_cst: as in tx_write().
+  if (done != 0 && tx_.rx_sleep.load(memory_order_seq_cst) != 0) wake_receiver();
+  return done;
+}
+
+size_t ShmChannel::rx_take(void* to, size_t n) noexcept {
+  if (__builtin_expect(reader_.head() + n > rx_populated_, 0) && rx_populated_ < capacity()) {
+    return 0;  // rx_read() sees to that
+  }
+  const size_t done = reader_.take(to, n);
+  if (done != 0) wake_sender_if_roomy();
+  return done;
+}
+
 size_t ShmChannel::rx_read(const iovec* iov, size_t n, size_t skip, size_t limit,
                            bool peek) noexcept {
   ring::IovCursor to(iov, n, skip);
@@ -104,6 +123,12 @@ size_t ShmChannel::rx_read(const iovec* iov, size_t n, size_t skip, size_t limit
   const size_t piece = ring::release_piece(capacity());
   size_t done = 0;
   do {
+    if (__builtin_expect(rx_populated_ < capacity(), 0)) {
+      const size_t known = reader_.available();
+      if (known != 0 && reader_.head() + std::min(known, piece) > rx_populated_) {
+        populate_ahead(rx_, rx_populated_);
+      }
+    }
     const size_t moved = reader_.read(to, std::min(limit - done, piece));
     if (moved == 0) break;
     done += moved;
@@ -167,7 +192,11 @@ Turn ShmChannel::tx_recall() noexcept {
 
 Turn ShmChannel::rx_freeze() noexcept {
   // acquire: as in look_at_turn().
-  return turn_of(reader_.freeze(), rx_.tail.load(memory_order_acquire));
+  const Turn turn = turn_of(reader_.freeze(), rx_.tail.load(memory_order_acquire));
+  // For a sender that is busy: it looks at this word after every publish, and at the head seldom.
+  // seq_cst: as rx_arm().
+  rx_.rx_sleep.fetch_or(wire::kSleepFrozen, memory_order_seq_cst);
+  return turn;
 }
 
 void ShmChannel::tx_set_replayed() noexcept {
@@ -215,6 +244,7 @@ void ShmChannel::wake_receiver() noexcept {
   // the one order with rx_arm(); our publish came before it, so a sleeper that arms later sees the
   // bytes.
   const uint32_t bits = tx_.rx_sleep.exchange(0, memory_order_seq_cst);
+  if ((bits & wire::kSleepFrozen) != 0) freeze_heard_ = true;
   if ((bits & wire::kSleepFutex) != 0) strike(tx_.rx_bell);
   if ((bits & wire::kSleepDoorbell) != 0) ring_doorbell();
 }

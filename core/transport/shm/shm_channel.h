@@ -29,8 +29,9 @@ class ShmChannel final : public Channel {
   PathKind kind() const noexcept override { return PathKind::kShm; }
   size_t capacity() const noexcept override { return segment_.ring_size(); }
 
-  size_t tx_room() noexcept override { return writer_.room(); }
+  size_t tx_room(size_t want) noexcept override { return writer_.room(want); }
   size_t tx_write(const iovec* iov, size_t n, size_t skip, size_t limit) noexcept override;
+  size_t tx_put(const void* from, size_t n) noexcept override;
   uint64_t tx_unread() noexcept override { return writer_.unread(); }
   uint64_t tx_tail() noexcept override { return writer_.tail(); }
   size_t tx_copy_unread(uint64_t from, void* to, size_t n) noexcept override {
@@ -41,6 +42,7 @@ class ShmChannel final : public Channel {
   size_t rx_available() noexcept override { return reader_.available(); }
   size_t rx_read(const iovec* iov, size_t n, size_t skip, size_t limit,
                  bool peek) noexcept override;
+  size_t rx_take(void* to, size_t n) noexcept override;
   size_t rx_discard(size_t n) noexcept override;
   uint64_t rx_head() noexcept override { return reader_.head(); }
   uint64_t rx_published() noexcept override;
@@ -51,6 +53,7 @@ class ShmChannel final : public Channel {
   void rx_set_ready() noexcept override;
   bool tx_peer_ready() noexcept override;
   Turn tx_turn() noexcept override;
+  bool tx_maybe_turned() noexcept override { return freeze_heard_ || writer_.seal_seen(); }
   Turn rx_turn() noexcept override;
   Turn tx_end() noexcept override;
   Turn tx_recall() noexcept override;
@@ -70,7 +73,7 @@ class ShmChannel final : public Channel {
   bool drain_wait_fd() noexcept override;
 
  private:
-  void populate_ahead() noexcept;
+  void populate_ahead(const wire::DirectionWords& direction, size_t& populated) noexcept;
   void wake_receiver() noexcept;
   void wake_sender_if_roomy() noexcept;
   void ring_doorbell() noexcept;
@@ -81,9 +84,11 @@ class ShmChannel final : public Channel {
   wire::DirectionWords& rx_;
   // The two sides are used by different threads at once: a line each.
   alignas(64) ring::RingWriter writer_;
-  size_t populated_ = 0;  // bytes of our ring that have memory behind them
+  size_t tx_populated_ = 0;    // bytes of our ring that have memory behind them
+  bool freeze_heard_ = false;  // the receiver said so beside its sleep bits
   Turn over_;             // what our tx_end() or tx_recall() found or made; open before
   alignas(64) ring::RingReader reader_;
+  size_t rx_populated_ = 0;  // bytes of the peer's ring that are mapped here
 };
 
 /// `doorbell` is the connected Unix stream socket of the rendezvous; `caller` tells which role of

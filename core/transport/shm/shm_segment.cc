@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 
+#include <atomic>
 #include <new>
 
 #include "core/os/os.h"
@@ -20,6 +21,8 @@ constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 // With one of these the file could not be written by both.
 constexpr int kForbiddenSeals = F_SEAL_WRITE | F_SEAL_FUTURE_WRITE;
 
+std::atomic<int> g_live{0};
+
 Result<os::OwnedFd> new_memfd() noexcept {
   constexpr unsigned kFlags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
   // vm.memfd_noexec=2 refuses a memfd that may become executable; kernels before 6.3 refuse the
@@ -32,8 +35,17 @@ Result<os::OwnedFd> new_memfd() noexcept {
 
 }  // namespace
 
+int live_segments() noexcept { return g_live.load(std::memory_order_relaxed); }
+
+ShmSegment::ShmSegment(void* base, size_t ring_size) noexcept
+    : base_(static_cast<std::byte*>(base)), ring_size_(ring_size) {
+  g_live.fetch_add(1, std::memory_order_relaxed);
+}
+
 ShmSegment::~ShmSegment() {
-  if (base_ != nullptr) os::unmap(base_, segment_bytes(ring_size_));
+  if (base_ == nullptr) return;
+  os::unmap(base_, segment_bytes(ring_size_));
+  g_live.fetch_sub(1, std::memory_order_relaxed);
 }
 
 wire::Checked<CreatedSegment> create_segment(size_t ring_size) noexcept {

@@ -28,6 +28,9 @@ struct CreatedSegment;
 /// Makes a segment and its sealed descriptor. Errors: the kernel's, EINVAL for a bad ring size.
 wire::Checked<CreatedSegment> create_segment(size_t ring_size) noexcept;
 
+/// Segments that this process has mapped now.
+int live_segments() noexcept;
+
 /// Maps a segment that a peer sent. `fd` stays the caller's. `ring_size` is what the peer's HELLO
 /// claims; seals, file size and control page must agree with it.
 wire::Checked<ShmSegment> adopt_segment(int fd, uint64_t ring_size) noexcept;
@@ -51,8 +54,7 @@ class ShmSegment {
  private:
   friend wire::Checked<CreatedSegment> create_segment(size_t) noexcept;
   friend wire::Checked<ShmSegment> adopt_segment(int, uint64_t) noexcept;
-  ShmSegment(void* base, size_t ring_size) noexcept
-      : base_(static_cast<std::byte*>(base)), ring_size_(ring_size) {}
+  ShmSegment(void* base, size_t ring_size) noexcept;
 
   std::byte* base_;
   size_t ring_size_;
