@@ -46,7 +46,7 @@ TEST_F(Spin, EndsAfterAFewWaitsThatHadToSleep) {
 TEST_F(Spin, IsHalvedByAMissAndGrowsWithAHit) {
   allow("RSOCK_SPIN_US=1000000");
   miss();
-  const uint32_t half = state_.limit;
+  const uint64_t half = state_.limit;
   EXPECT_EQ(half, SpinBudget::max_ticks() / 2);
   hit();
   EXPECT_GT(state_.limit, half);
