@@ -25,6 +25,15 @@ inline uint32_t thread_tag() noexcept {
   return static_cast<uint32_t>(reinterpret_cast<uintptr_t>(&anchor) >> 6) | 1u;
 }
 
+class Mutex;
+
+/// The mutex that the calling thread is taking or letting go of at this instant, or null. A signal
+/// handler that interrupts it there finds the word changed and the owner not yet, or no longer, set.
+inline const Mutex*& mutex_in_transition() noexcept {
+  static thread_local const Mutex* mutex __attribute__((tls_model("initial-exec"))) = nullptr;
+  return mutex;
+}
+
 class RSOCK_CAPABILITY("mutex") Mutex {
  public:
   constexpr Mutex() = default;
@@ -32,6 +41,7 @@ class RSOCK_CAPABILITY("mutex") Mutex {
   Mutex& operator=(const Mutex&) = delete;
 
   void lock() noexcept RSOCK_ACQUIRE() {
+    Transition transition(this);
     uint32_t expected = 0;
     // acquire pairs with the release in unlock(): the holder sees what the last one wrote.
     if (__builtin_expect(!word_.compare_exchange_strong(expected, 1, std::memory_order_acquire,
@@ -43,6 +53,7 @@ class RSOCK_CAPABILITY("mutex") Mutex {
   }
 
   bool try_lock() noexcept RSOCK_TRY_ACQUIRE(true) {
+    Transition transition(this);
     uint32_t expected = 0;
     if (!word_.compare_exchange_strong(expected, 1, std::memory_order_acquire,
                                        std::memory_order_relaxed)) {
@@ -53,14 +64,17 @@ class RSOCK_CAPABILITY("mutex") Mutex {
   }
 
   void unlock() noexcept RSOCK_RELEASE() {
+    Transition transition(this);
     owner_.store(0, std::memory_order_relaxed);
     // release pairs with the acquire in lock(). The exchange tells whether somebody sleeps.
     if (word_.exchange(0, std::memory_order_release) == 2) wake_one();
   }
 
-  /// True when the calling thread holds the lock (a signal handler asks this before it locks).
+  /// True when the calling thread holds the lock, or is just taking it or letting it go (a signal
+  /// handler asks this before it locks).
   bool held_by_me() const noexcept {
-    return owner_.load(std::memory_order_relaxed) == thread_tag();
+    return owner_.load(std::memory_order_relaxed) == thread_tag() ||
+           mutex_in_transition() == this;
   }
 
   /// True when another thread waits for the lock: a holder that spins for data lets go.
@@ -73,6 +87,24 @@ class RSOCK_CAPABILITY("mutex") Mutex {
   }
 
  private:
+  /// Restores what was there: a handler may lock something else in the middle of our transition.
+  class Transition {
+   public:
+    explicit Transition(const Mutex* mutex) noexcept : before_(mutex_in_transition()) {
+      mutex_in_transition() = mutex;
+      std::atomic_signal_fence(std::memory_order_seq_cst);
+    }
+    ~Transition() {
+      std::atomic_signal_fence(std::memory_order_seq_cst);
+      mutex_in_transition() = before_;
+    }
+    Transition(const Transition&) = delete;
+    Transition& operator=(const Transition&) = delete;
+
+   private:
+    const Mutex* const before_;
+  };
+
   void lock_slow() noexcept;
   void wake_one() noexcept;
 

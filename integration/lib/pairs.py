@@ -29,7 +29,7 @@ ONE_SIDED = ("server-only", "client-only")
 
 def default_library():
     """The library under test, or None where it has not been built yet."""
-    named = os.environ.get("RSOCK_LIB")
+    named = os.environ.get("LIBRSOCK")
     if named:
         return named
     built = pathlib.Path(__file__).resolve().parents[2] / "build" / "librsock.so"
@@ -59,7 +59,7 @@ def role_environment(mode, role, library, summary):
     if role not in PRELOADED[mode]:
         return plain_environment()
     if not library:
-        raise SystemExit("mode %s needs the library: set RSOCK_LIB" % mode)
+        raise SystemExit("mode %s needs the library: set LIBRSOCK" % mode)
     return shim_environment(library, summary, strict=mode not in ONE_SIDED)
 
 
