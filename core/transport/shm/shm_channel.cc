@@ -52,16 +52,27 @@ Turn look_at_turn(const wire::DirectionWords& words) noexcept {
 
 }  // namespace
 
-ShmChannel::ShmChannel(ShmSegment segment, os::OwnedFd doorbell, bool caller) noexcept
+ShmChannel::ShmChannel(ShmSegment segment, os::OwnedFd doorbell, bool caller, Reuse reuse) noexcept
     : segment_(std::move(segment)),
       doorbell_(std::move(doorbell)),
-      tx_(segment_.page().direction[caller ? 0 : 1]),
-      rx_(segment_.page().direction[caller ? 1 : 0]),
-      writer_(segment_.ring(caller ? 0 : 1), segment_.ring_size(), tx_.tail, tx_.head),
-      reader_(segment_.ring(caller ? 1 : 0), segment_.ring_size(), rx_.tail, rx_.head) {}
+      reuse_(std::move(reuse)),
+      tx_index_(caller ? 0 : 1),
+      tx_(segment_.page().direction[tx_index_]),
+      rx_(segment_.page().direction[1 - tx_index_]),
+      writer_(segment_.ring(tx_index_), segment_.ring_size(), tx_.tail, tx_.head),
+      reader_(segment_.ring(1 - tx_index_), segment_.ring_size(), rx_.tail, rx_.head) {}
 
-std::unique_ptr<Channel> make_shm_channel(ShmSegment segment, os::OwnedFd doorbell, bool caller) {
-  return std::make_unique<ShmChannel>(std::move(segment), std::move(doorbell), caller);
+ShmChannel::~ShmChannel() {
+  // A peer that broke the rules gets no second use. A forked child lets go of its parent's channel:
+  // the segment is the parent's.
+  if (!reuse_.memfd || writer_.failed() || reader_.failed() || os::getpid() != reuse_.maker) return;
+  park_segment(std::move(segment_), std::move(reuse_), std::move(doorbell_));
+}
+
+std::unique_ptr<Channel> make_shm_channel(ShmSegment segment, os::OwnedFd doorbell, bool caller,
+                                          Reuse reuse) {
+  return std::make_unique<ShmChannel>(std::move(segment), std::move(doorbell), caller,
+                                      std::move(reuse));
 }
 
 // --- bytes -------------------------------------------------------------------------------------
@@ -69,13 +80,13 @@ std::unique_ptr<Channel> make_shm_channel(ShmSegment segment, os::OwnedFd doorbe
 /// Gives the next part of a ring that is used for the first time its pages, many in one system
 /// call: a page fault for each costs several times as much. Not all at once, because most streams
 /// that are lifted never fill a ring.
-void ShmChannel::populate_ahead(const wire::DirectionWords& direction, size_t& populated) noexcept {
+void ShmChannel::populate_ahead(int index) noexcept {
   constexpr size_t kStep = 64 * 1024;
-  std::byte* const ring = segment_.ring(&direction == &segment_.page().direction[0] ? 0 : 1);
+  size_t& populated = segment_.populated(index);
   const size_t n = std::min(kStep, capacity() - populated);
   // No wrapper in os.h: a hint. An older kernel (before 5.14) refuses it, and the faults come.
-  (void)os::door()(SYS_madvise, reinterpret_cast<long>(ring + populated), static_cast<long>(n),
-                   kMadvPopulateWrite, 0, 0, 0);
+  (void)os::door()(SYS_madvise, reinterpret_cast<long>(segment_.ring(index) + populated),
+                   static_cast<long>(n), kMadvPopulateWrite, 0, 0, 0);
   populated += n;
 }
 
@@ -83,9 +94,9 @@ size_t ShmChannel::tx_write(const iovec* iov, size_t n, size_t skip, size_t limi
   ring::IovCursor from(iov, n, skip);
   size_t done = 0;
   do {
-    if (__builtin_expect(tx_populated_ < capacity(), 0) &&
-        writer_.tail() + ring::kPublishPiece > tx_populated_) {
-      populate_ahead(tx_, tx_populated_);
+    if (__builtin_expect(segment_.populated(tx_index_) < capacity(), 0) &&
+        writer_.tail() + ring::kPublishPiece > segment_.populated(tx_index_)) {
+      populate_ahead(tx_index_);
     }
     const size_t moved = writer_.write(from, std::min(limit - done, ring::kPublishPiece));
     if (moved == 0) break;
@@ -98,7 +109,8 @@ size_t ShmChannel::tx_write(const iovec* iov, size_t n, size_t skip, size_t limi
 }
 
 size_t ShmChannel::tx_put(const void* from, size_t n) noexcept {
-  if (__builtin_expect(tx_populated_ < writer_.tail() + n, 0) && tx_populated_ < capacity()) {
+  const size_t populated = segment_.populated(tx_index_);
+  if (__builtin_expect(populated < capacity(), 0) && populated < writer_.tail() + n) {
     return 0;  // tx_write() sees to that
   }
   const size_t done = writer_.put(from, n);
@@ -108,7 +120,8 @@ size_t ShmChannel::tx_put(const void* from, size_t n) noexcept {
 }
 
 size_t ShmChannel::rx_take(void* to, size_t n) noexcept {
-  if (__builtin_expect(reader_.head() + n > rx_populated_, 0) && rx_populated_ < capacity()) {
+  const size_t populated = segment_.populated(1 - tx_index_);
+  if (__builtin_expect(populated < capacity(), 0) && populated < reader_.head() + n) {
     return 0;  // rx_read() sees to that
   }
   const size_t done = reader_.take(to, n);
@@ -123,10 +136,11 @@ size_t ShmChannel::rx_read(const iovec* iov, size_t n, size_t skip, size_t limit
   const size_t piece = ring::release_piece(capacity());
   size_t done = 0;
   do {
-    if (__builtin_expect(rx_populated_ < capacity(), 0)) {
+    if (__builtin_expect(segment_.populated(1 - tx_index_) < capacity(), 0)) {
       const size_t known = reader_.available();
-      if (known != 0 && reader_.head() + std::min(known, piece) > rx_populated_) {
-        populate_ahead(rx_, rx_populated_);
+      if (known != 0 &&
+          reader_.head() + std::min(known, piece) > segment_.populated(1 - tx_index_)) {
+        populate_ahead(1 - tx_index_);
       }
     }
     const size_t moved = reader_.read(to, std::min(limit - done, piece));

@@ -17,6 +17,7 @@
 
 #include "core/os/owned_fd.h"
 #include "core/ring/byte_ring.h"
+#include "core/transport/shm/segment_pool.h"
 #include "core/transport/shm/shm_segment.h"
 #include "core/transport/transport.h"
 
@@ -24,7 +25,8 @@ namespace rsock::transport {
 
 class ShmChannel final : public Channel {
  public:
-  ShmChannel(ShmSegment segment, os::OwnedFd doorbell, bool caller) noexcept;
+  ShmChannel(ShmSegment segment, os::OwnedFd doorbell, bool caller, Reuse reuse) noexcept;
+  ~ShmChannel() override;
 
   PathKind kind() const noexcept override { return PathKind::kShm; }
   size_t capacity() const noexcept override { return segment_.ring_size(); }
@@ -73,26 +75,27 @@ class ShmChannel final : public Channel {
   bool drain_wait_fd() noexcept override;
 
  private:
-  void populate_ahead(const wire::DirectionWords& direction, size_t& populated) noexcept;
+  void populate_ahead(int index) noexcept;
   void wake_receiver() noexcept;
   void wake_sender_if_roomy() noexcept;
   void ring_doorbell() noexcept;
 
-  const ShmSegment segment_;
-  const os::OwnedFd doorbell_;
+  ShmSegment segment_;
+  os::OwnedFd doorbell_;
+  Reuse reuse_;
+  const int tx_index_;  // of the ring that we write
   wire::DirectionWords& tx_;
   wire::DirectionWords& rx_;
   // The two sides are used by different threads at once: a line each.
   alignas(64) ring::RingWriter writer_;
-  size_t tx_populated_ = 0;    // bytes of our ring that have memory behind them
   bool freeze_heard_ = false;  // the receiver said so beside its sleep bits
   Turn over_;             // what our tx_end() or tx_recall() found or made; open before
   alignas(64) ring::RingReader reader_;
-  size_t rx_populated_ = 0;  // bytes of the peer's ring that are mapped here
 };
 
 /// `doorbell` is the connected Unix stream socket of the rendezvous; `caller` tells which role of
-/// the rendezvous this end had.
-std::unique_ptr<Channel> make_shm_channel(ShmSegment segment, os::OwnedFd doorbell, bool caller);
+/// the rendezvous this end had. With `reuse` the segment is parked when the channel goes.
+std::unique_ptr<Channel> make_shm_channel(ShmSegment segment, os::OwnedFd doorbell, bool caller,
+                                          Reuse reuse = {});
 
 }  // namespace rsock::transport

@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 
 #include <atomic>
+#include <cstring>
 #include <new>
 
 #include "core/os/os.h"
@@ -62,11 +63,21 @@ wire::Checked<CreatedSegment> create_segment(size_t ring_size) noexcept {
   const Result<void*> base = os::map_shared(fd->get(), bytes);
   if (!base) return wire::refuse(base.error(), "memfd could not be mapped");
   // A fresh file is zero, which is every word's first value.
-  auto* page = new (*base) wire::ControlPage;
+  CreatedSegment created{ShmSegment(*base, ring_size), std::move(*fd)};
+  created.segment.write_page();
+  return created;
+}
+
+void ShmSegment::write_page() noexcept {
+  auto* page = new (base_) wire::ControlPage;
   page->magic = wire::kControlMagic;
   page->version = kVersion;
-  page->ring_size = static_cast<uint32_t>(ring_size);
-  return CreatedSegment{ShmSegment(*base, ring_size), std::move(*fd)};
+  page->ring_size = static_cast<uint32_t>(ring_size_);
+}
+
+void ShmSegment::begin_again() noexcept {
+  memset(base_, 0, wire::kControlPageSize);
+  write_page();
 }
 
 wire::Checked<ShmSegment> adopt_segment(int fd, uint64_t ring_size) noexcept {

@@ -37,7 +37,10 @@ wire::Checked<ShmSegment> adopt_segment(int fd, uint64_t ring_size) noexcept;
 
 class ShmSegment {
  public:
-  ShmSegment(ShmSegment&& other) noexcept : base_(other.base_), ring_size_(other.ring_size_) {
+  ShmSegment(ShmSegment&& other) noexcept
+      : base_(other.base_),
+        ring_size_(other.ring_size_),
+        populated_{other.populated_[0], other.populated_[1]} {
     other.base_ = nullptr;
   }
   ShmSegment& operator=(ShmSegment&&) = delete;
@@ -50,14 +53,23 @@ class ShmSegment {
   }
   /// Our own copy: the one in the page is the peer's to change.
   size_t ring_size() const noexcept { return ring_size_; }
+  /// Bytes of a ring, from its beginning, that have memory and are mapped here. Kept by who uses the
+  /// ring; it outlives one use.
+  size_t& populated(int index) noexcept { return populated_[index]; }
+
+  /// For another use by the same two processes: the control page as create_segment() made it. The
+  /// rings keep their bytes, which both ends knew.
+  void begin_again() noexcept;
 
  private:
   friend wire::Checked<CreatedSegment> create_segment(size_t) noexcept;
   friend wire::Checked<ShmSegment> adopt_segment(int, uint64_t) noexcept;
   ShmSegment(void* base, size_t ring_size) noexcept;
+  void write_page() noexcept;
 
   std::byte* base_;
   size_t ring_size_;
+  size_t populated_[2] = {};
 };
 
 struct CreatedSegment {
