@@ -27,6 +27,7 @@
 
 #include <cstdarg>
 
+#include "core/base/thread_signals.h"
 #include "preload/entry.h"
 
 namespace rsock::preload {
@@ -85,6 +86,7 @@ void after_any_fork() noexcept {
 void in_forked_child() noexcept {
   note_child();
   if (started()) stream::after_fork_child();
+  handlers_after_fork_child();
 }
 
 long process_by_number(long number, const long* w) noexcept {

@@ -15,6 +15,7 @@
 #include "core/os/owned_fd.h"
 #include "core/stream/fd_table.h"
 #include "core/stream/socket_ops.h"
+#include "preload/handlers.h"
 #include "preload/processes.h"
 #include "preload/real.h"
 
@@ -130,6 +131,7 @@ bool own_process() noexcept { return g_process.load(std::memory_order_relaxed) =
 
 void note_child() noexcept {
   g_mutex.reset_after_fork();
+  handlers_in_forked_child();
   note_process();
 }
 

@@ -9,12 +9,14 @@
 //  2. owner_ is the holder's thread tag while held; a thread compares it with its own tag only, so
 //  a
 //     relaxed load is enough: no other thread can make it equal to mine.
+//  3. While it is held, taken or let go of the program's handlers wait (thread_signals.h).
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 
 #include "core/base/thread_annotations.h"
+#include "core/base/thread_signals.h"
 
 namespace rsock {
 
@@ -25,15 +27,6 @@ inline uint32_t thread_tag() noexcept {
   return static_cast<uint32_t>(reinterpret_cast<uintptr_t>(&anchor) >> 6) | 1u;
 }
 
-class Mutex;
-
-/// The mutex that the calling thread is taking or letting go of at this instant, or null. A signal
-/// handler that interrupts it there finds the word changed and the owner not yet, or no longer, set.
-inline const Mutex*& mutex_in_transition() noexcept {
-  static thread_local const Mutex* mutex __attribute__((tls_model("initial-exec"))) = nullptr;
-  return mutex;
-}
-
 class RSOCK_CAPABILITY("mutex") Mutex {
  public:
   constexpr Mutex() = default;
@@ -41,7 +34,7 @@ class RSOCK_CAPABILITY("mutex") Mutex {
   Mutex& operator=(const Mutex&) = delete;
 
   void lock() noexcept RSOCK_ACQUIRE() {
-    Transition transition(this);
+    hold_handlers();
     uint32_t expected = 0;
     // acquire pairs with the release in unlock(): the holder sees what the last one wrote.
     if (__builtin_expect(!word_.compare_exchange_strong(expected, 1, std::memory_order_acquire,
@@ -53,10 +46,11 @@ class RSOCK_CAPABILITY("mutex") Mutex {
   }
 
   bool try_lock() noexcept RSOCK_TRY_ACQUIRE(true) {
-    Transition transition(this);
+    hold_handlers();
     uint32_t expected = 0;
     if (!word_.compare_exchange_strong(expected, 1, std::memory_order_acquire,
                                        std::memory_order_relaxed)) {
+      release_handlers();
       return false;
     }
     owner_.store(thread_tag(), std::memory_order_relaxed);
@@ -64,17 +58,16 @@ class RSOCK_CAPABILITY("mutex") Mutex {
   }
 
   void unlock() noexcept RSOCK_RELEASE() {
-    Transition transition(this);
     owner_.store(0, std::memory_order_relaxed);
     // release pairs with the acquire in lock(). The exchange tells whether somebody sleeps.
     if (word_.exchange(0, std::memory_order_release) == 2) wake_one();
+    release_handlers();
   }
 
-  /// True when the calling thread holds the lock, or is just taking it or letting it go (a signal
-  /// handler asks this before it locks).
+  /// True when the calling thread holds the lock. (Handlers do not come while it does:
+  /// thread_signals.h. Unless one was installed behind our back; that one asks this.)
   bool held_by_me() const noexcept {
-    return owner_.load(std::memory_order_relaxed) == thread_tag() ||
-           mutex_in_transition() == this;
+    return owner_.load(std::memory_order_relaxed) == thread_tag();
   }
 
   /// True when another thread waits for the lock: a holder that spins for data lets go.
@@ -87,24 +80,6 @@ class RSOCK_CAPABILITY("mutex") Mutex {
   }
 
  private:
-  /// Restores what was there: a handler may lock something else in the middle of our transition.
-  class Transition {
-   public:
-    explicit Transition(const Mutex* mutex) noexcept : before_(mutex_in_transition()) {
-      mutex_in_transition() = mutex;
-      std::atomic_signal_fence(std::memory_order_seq_cst);
-    }
-    ~Transition() {
-      std::atomic_signal_fence(std::memory_order_seq_cst);
-      mutex_in_transition() = before_;
-    }
-    Transition(const Transition&) = delete;
-    Transition& operator=(const Transition&) = delete;
-
-   private:
-    const Mutex* const before_;
-  };
-
   void lock_slow() noexcept;
   void wake_one() noexcept;
 

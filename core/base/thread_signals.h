@@ -1,0 +1,77 @@
+// When a thread may run the program's signal handlers: not while it holds a lock of ours.
+//
+// Purpose: a system call is over before its thread runs a handler, so on Linux a handler may close,
+// shut down, fork or _exit in the middle of a send. Ours is no system call; a handler that ran while
+// its thread holds a stream's lock would wait for itself. So a handler that comes then is postponed to
+// the moment of the last unlock, where the kernel delivers the signal for good: a few instructions or
+// one copy later, as it would have come after the kernel's copy.
+// Who: Mutex counts; preload/handlers.cc postpones (it stands between the kernel and the handlers).
+// Thread safety: each thread its own. Initial-exec: no allocation, so usable from any context.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "core/base/raw_syscall.h"
+
+namespace rsock {
+
+struct ThreadSignals {
+  int depth = 0;           // locks held, or being taken or let go
+  bool postponed = false;  // all signals are blocked; `mask` is what the program had
+  uint64_t mask = 0;       // the kernel's sigset
+  uint32_t ran = 0;        // handlers that have run in this thread
+  uint32_t broke = 0;      // of these, without SA_RESTART
+};
+
+namespace detail {
+inline constinit thread_local ThreadSignals thread_signals
+    __attribute__((tls_model("initial-exec")));
+}  // namespace detail
+
+inline ThreadSignals& thread_signals() noexcept { return detail::thread_signals; }
+
+/// Lets in what was postponed: the kernel runs the handlers before this returns.
+inline void deliver_postponed() noexcept {
+  constexpr long kSetMask = 2;  // SIG_SETMASK
+  ThreadSignals& t = thread_signals();
+  const uint64_t mask = t.mask;
+  t.postponed = false;
+  raw_syscall(SYS_rt_sigprocmask, kSetMask, reinterpret_cast<long>(&mask), 0, sizeof(mask));
+}
+
+inline void hold_handlers() noexcept {
+  ++thread_signals().depth;
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+}
+
+inline void release_handlers() noexcept {
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+  ThreadSignals& t = thread_signals();
+  if (--t.depth == 0 && __builtin_expect(t.postponed, 0)) deliver_postponed();
+}
+
+/// In a forked child, when all locks have been made anew.
+inline void handlers_after_fork_child() noexcept {
+  ThreadSignals& t = thread_signals();
+  t.depth = 0;
+  if (t.postponed) deliver_postponed();
+}
+
+/// Has a handler run since the call began? A wait in the kernel would have ended (signal(7)); ours
+/// asks before it sleeps, because a handler may have run in between locks.
+class HandlerWatch {
+ public:
+  HandlerWatch() noexcept : ran_(thread_signals().ran), broke_(thread_signals().broke) {}
+  /// For calls that SA_RESTART begins again.
+  bool broken() const noexcept { return thread_signals().broke != broke_; }
+  /// For calls that end whatever SA_RESTART says: poll and its kin, waits with a time limit, and those
+  /// that have moved bytes.
+  bool interrupted() const noexcept { return thread_signals().ran != ran_; }
+
+ private:
+  uint32_t ran_;
+  uint32_t broke_;
+};
+
+}  // namespace rsock

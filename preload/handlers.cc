@@ -1,0 +1,221 @@
+// The program's signal handlers, kept out of the middle of our work (core/base/thread_signals.h).
+//
+// The kernel is given on_signal() in place of each handler; the program is told its own wherever it
+// asks. A handler that is set in a way that nobody sees here (the bare system call) is called by the
+// kernel directly and has no such protection; nothing else is different for it.
+
+#include "preload/handlers.h"
+
+#include <signal.h>
+#include <ucontext.h>
+#include <unistd.h>
+
+#include <cstring>
+
+#include "core/base/config.h"
+#include "core/base/mutex.h"
+#include "core/base/thread_signals.h"
+#include "preload/entry.h"
+
+namespace rsock::preload {
+namespace {
+
+constexpr int kSignals = 65;
+
+// A word for each signal, so that on_signal() reads it whole: the handler's address, below bit 61, ...
+constexpr uintptr_t kInfo = uintptr_t{1} << 63;     // SA_SIGINFO
+constexpr uintptr_t kRestart = uintptr_t{1} << 62;  // SA_RESTART
+constexpr uintptr_t kOnce = uintptr_t{1} << 61;     // SA_RESETHAND
+constexpr uintptr_t kAddress = kOnce - 1;
+constinit std::atomic<uintptr_t> g_words[kSignals] = {};
+constinit Mutex g_mutex;  // changes of the table and the kernel's together
+
+using Plain = void (*)(int);
+using WithInfo = void (*)(int, siginfo_t*, void*);
+
+constexpr uint64_t bit(int signal_number) { return uint64_t{1} << (signal_number - 1); }
+// The fault of an instruction can't wait for a later one. 32 and 33 are glibc's own.
+constexpr uint64_t kNeverBlocked = bit(SIGSEGV) | bit(SIGBUS) | bit(SIGFPE) | bit(SIGILL) |
+                                   bit(SIGTRAP) | bit(SIGSYS) | bit(32) | bit(33);
+
+/// Leaves the signal pending, for this thread, and everything blocked until the last unlock.
+bool postpone(ThreadSignals& t, int signal_number, siginfo_t* info, void* context) noexcept {
+  // The kernel's frame has 8 bytes of mask, the front of glibc's sigset_t.
+  auto* mask = &static_cast<ucontext_t*>(context)->uc_sigmask;
+  uint64_t before;
+  memcpy(&before, mask, sizeof(before));
+  const uint64_t blocked = before | ~kNeverBlocked;
+  raw_syscall(SYS_rt_sigprocmask, SIG_SETMASK, reinterpret_cast<long>(&blocked), 0,
+              sizeof(blocked));
+  // The kernel takes any si_code from a process that signals itself (kernel/signal.c,
+  // do_rt_tgsigqueueinfo). A full queue (RLIMIT_SIGPENDING) refuses real-time signals.
+  if (raw_syscall(SYS_rt_tgsigqueueinfo, raw_syscall(SYS_getpid), raw_syscall(SYS_gettid),
+                  signal_number, reinterpret_cast<long>(info)) < 0) {
+    return false;
+  }
+  if (!t.postponed) t.mask = before;
+  t.postponed = true;
+  memcpy(mask, &blocked, sizeof(blocked));
+  return true;
+}
+
+void on_signal(int signal_number, siginfo_t* info, void* context) noexcept(false) {
+  // acquire: the flags are from the same store as the address.
+  const uintptr_t word = g_words[signal_number].load(std::memory_order_acquire);
+  ThreadSignals& t = thread_signals();
+  const bool fault = (bit(signal_number) & kNeverBlocked) != 0 && info->si_code > 0;
+  // SA_RESETHAND: the kernel has put the default in its place, which a second delivery would meet.
+  if (t.depth != 0 && !fault && (word & kOnce) == 0) {
+    const int saved_errno = errno;
+    const bool later = postpone(t, signal_number, info, context);
+    errno = saved_errno;
+    if (later) return;
+  }
+  ++t.ran;
+  if ((word & kRestart) == 0) ++t.broke;
+  const uintptr_t address = word & kAddress;
+  if ((word & kInfo) != 0) {
+    reinterpret_cast<WithInfo>(address)(signal_number, info, context);
+  } else {
+    reinterpret_cast<Plain>(address)(signal_number);
+  }
+}
+
+bool is_function(Plain handler) noexcept {
+  return handler != SIG_DFL && handler != SIG_IGN && handler != SIG_ERR && handler != SIG_HOLD;
+}
+
+bool is_ours(const struct sigaction& action) noexcept {
+  return action.sa_sigaction == static_cast<WithInfo>(&on_signal);
+}
+
+uintptr_t word_of(const struct sigaction& action) noexcept {
+  uintptr_t word = reinterpret_cast<uintptr_t>(action.sa_handler) & kAddress;
+  if ((action.sa_flags & SA_SIGINFO) != 0) word |= kInfo;
+  if ((action.sa_flags & SA_RESTART) != 0) word |= kRestart;
+  if ((action.sa_flags & static_cast<int>(SA_RESETHAND)) != 0) word |= kOnce;
+  return word;
+}
+
+struct sigaction covered(const struct sigaction& action) noexcept {
+  struct sigaction ours = action;
+  ours.sa_sigaction = &on_signal;
+  ours.sa_flags |= SA_SIGINFO;
+  return ours;
+}
+
+/// What the program set, in place of what the kernel has.
+void uncover(struct sigaction& action, uintptr_t word) noexcept {
+  if (!is_ours(action)) {
+    // SA_RESETHAND put the default there, and left the flags.
+    if (action.sa_handler == SIG_DFL && (word & kOnce) != 0 && (word & kInfo) == 0) {
+      action.sa_flags &= ~SA_SIGINFO;
+    }
+    return;
+  }
+  action.sa_handler = reinterpret_cast<Plain>(word & kAddress);
+  if ((word & kInfo) == 0) action.sa_flags &= ~SA_SIGINFO;
+}
+
+/// Puts on_signal() before what the kernel has now, and notes flags that have changed.
+void adopt_locked(int signal_number) noexcept {
+  struct sigaction now;
+  if (real.sigaction(signal_number, nullptr, &now) != 0 || !is_function(now.sa_handler)) return;
+  std::atomic<uintptr_t>& word = g_words[signal_number];
+  if (is_ours(now)) {
+    const uintptr_t restart = (now.sa_flags & SA_RESTART) != 0 ? kRestart : 0;
+    word.store((word.load(std::memory_order_relaxed) & ~kRestart) | restart,
+               std::memory_order_release);
+    return;
+  }
+  word.store(word_of(now), std::memory_order_release);  // pairs with on_signal()
+  const struct sigaction ours = covered(now);
+  (void)real.sigaction(signal_number, &ours, nullptr);
+}
+
+/// Whether handlers are ours to stand before. A child of vfork has its own in the kernel, and our
+/// table is its parent's.
+bool in_charge(int signal_number) noexcept {
+  return started() && config().enabled && signal_number > 0 && signal_number < kSignals &&
+         own_process();
+}
+
+/// signal() and its kin: libc makes the action, we adopt it.
+template <typename Call>
+Plain set_handler(int signal_number, Call call) noexcept {
+  if (!in_charge(signal_number)) return call();
+  MutexLock lock(g_mutex);
+  const uintptr_t before = g_words[signal_number].load(std::memory_order_relaxed);
+  const Plain old = call();
+  if (old == SIG_ERR) return old;
+  const int saved_errno = errno;
+  adopt_locked(signal_number);
+  errno = saved_errno;
+  const bool ours = reinterpret_cast<uintptr_t>(old) == reinterpret_cast<uintptr_t>(&on_signal);
+  return ours ? reinterpret_cast<Plain>(before & kAddress) : old;
+}
+
+}  // namespace
+
+void adopt_handlers() noexcept {
+  if (!config().enabled) return;
+  MutexLock lock(g_mutex);
+  const int saved_errno = errno;
+  for (int i = 1; i < kSignals; ++i) adopt_locked(i);
+  errno = saved_errno;
+}
+
+void handlers_in_forked_child() noexcept { g_mutex.reset_after_fork(); }
+
+}  // namespace rsock::preload
+
+using namespace rsock;
+using namespace rsock::preload;
+
+RSOCK_EXPORT int sigaction(int signal_number, const struct sigaction* action,
+                           struct sigaction* old) noexcept {
+  if (!in_charge(signal_number)) return real.sigaction(signal_number, action, old);
+  MutexLock lock(g_mutex);
+  std::atomic<uintptr_t>& word = g_words[signal_number];
+  const uintptr_t before = word.load(std::memory_order_relaxed);
+  struct sigaction ours;
+  const struct sigaction* given = action;
+  if (action != nullptr && is_function(action->sa_handler) && !is_ours(*action)) {
+    ours = covered(*action);
+    given = &ours;
+    word.store(word_of(*action), std::memory_order_release);  // pairs with on_signal()
+  }
+  const int result = real.sigaction(signal_number, given, old);
+  if (result != 0) {
+    word.store(before, std::memory_order_release);
+  } else if (old != nullptr) {
+    uncover(*old, before);
+  }
+  return result;
+}
+RSOCK_SAME_BODY(__sigaction, sigaction);
+
+RSOCK_EXPORT sighandler_t signal(int signal_number, sighandler_t handler) noexcept {
+  return set_handler(signal_number, [=] { return real.signal(signal_number, handler); });
+}
+RSOCK_SAME_BODY(bsd_signal, signal);
+RSOCK_SAME_BODY(ssignal, signal);
+
+RSOCK_EXPORT sighandler_t sysv_signal(int signal_number, sighandler_t handler) noexcept {
+  return set_handler(signal_number, [=] { return real.sysv_signal(signal_number, handler); });
+}
+RSOCK_SAME_BODY(__sysv_signal, sysv_signal);
+
+RSOCK_EXPORT sighandler_t sigset(int signal_number, sighandler_t handler) noexcept {
+  return set_handler(signal_number, [=] { return real.sigset(signal_number, handler); });
+}
+
+RSOCK_EXPORT int siginterrupt(int signal_number, int interrupt) noexcept {
+  if (!in_charge(signal_number)) return real.siginterrupt(signal_number, interrupt);
+  MutexLock lock(g_mutex);
+  const int result = real.siginterrupt(signal_number, interrupt);
+  const int saved_errno = errno;
+  if (result == 0) adopt_locked(signal_number);
+  errno = saved_errno;
+  return result;
+}
