@@ -16,7 +16,6 @@
 #include "core/stream/fd_table.h"
 #include "core/stream/socket_ops.h"
 #include "preload/processes.h"
-#include "preload/real.h"
 
 namespace rsock::preload {
 namespace {
@@ -62,8 +61,6 @@ bool asked_for(const char* name) noexcept {
 }
 
 void watch_fork() noexcept { pthread_atfork(before_any_fork, after_any_fork, in_forked_child); }
-
-void resolve_names() noexcept { resolve_all(); }
 
 void read_configuration() noexcept { load_config(g_environment); }
 
