@@ -1,5 +1,5 @@
-// The inside of the keeper, shared by keeper.cc and rendezvous.cc only. Keeper thread only unless
-// stated.
+// The inside of the keeper, shared by keeper.cc, attempt.cc and rendezvous*.cc only. Keeper thread
+// only unless stated.
 #pragma once
 
 #include <cstdint>
