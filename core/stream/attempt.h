@@ -29,6 +29,7 @@ struct alignas(8) Attempt {
   uint32_t generation = 0;
   Phase phase = Phase::kRetry;
   bool over = false;
+  bool may_pass = false;  // what examine() found may be otherwise later
   uint32_t tries = 0;
   uint64_t due = 0;    // kRetry: when to call again; else when the wait for this message is over
   uint64_t until = 0;  // callee: when to stop listening
@@ -64,6 +65,8 @@ int read_message(Attempt& a, size_t want, os::OwnedFd* passed) noexcept;
 bool still_wanted(const Attempt& a) noexcept;
 /// The attempt ends without a channel; the stream stays on TCP for `reason`.
 void give_up(Attempt& a, Reason reason) noexcept;
+/// The same for a reason that may pass: further traffic asks again, later and later.
+void not_now(Attempt& a, Reason reason) noexcept;
 /// The caller begins anew after a while, or gives up for `reason` when it did so often enough.
 void retry_later(Attempt& a, Reason reason) noexcept;
 /// Both keepers agree: the channel goes under the stream.

@@ -25,9 +25,15 @@ constexpr uint64_t kLastRetryNs = 2'000 * kMs;
 constexpr uint32_t kMaxRetries = 14;  // about 6 s in all
 constexpr size_t kMaxAttempts = 256;  // each may hold a descriptor
 
-std::vector<std::unique_ptr<Attempt>>& attempts() {
-  static auto* list = new std::vector<std::unique_ptr<Attempt>>;
-  return *list;
+using Attempts = std::vector<std::unique_ptr<Attempt>>;
+
+/// A pointer, so that a forked child can leave the parent's list where it is. Under the keeper's
+/// mutex.
+constinit Attempts* g_attempts = nullptr;
+
+Attempts& attempts() noexcept {
+  if (g_attempts == nullptr) g_attempts = new Attempts;
+  return *g_attempts;
 }
 
 void begin(Attempt& a) noexcept {
@@ -48,9 +54,9 @@ void on_due(Attempt& a) noexcept {
     case Phase::kAwaitHello:
     case Phase::kAwaitConfirm:
       if (monotonic_ns() < a.until) return back_to_listening(a);
-      return give_up(a, "the peer does not answer");
+      return not_now(a, "the peer does not answer");
     case Phase::kListen:
-      return give_up(a, "the peer does not answer");
+      return not_now(a, "the peer does not answer");
   }
 }
 
@@ -71,9 +77,15 @@ void give_up(Attempt& a, Reason reason) noexcept {
   }
 }
 
+void not_now(Attempt& a, Reason reason) noexcept {
+  if (a.over) return;
+  give_up(a, reason);
+  ask_again_later(*a.stream, a.generation);
+}
+
 void retry_later(Attempt& a, Reason reason) noexcept {
   drop_connection(a);
-  if (++a.tries > kMaxRetries) return give_up(a, reason);
+  if (++a.tries > kMaxRetries) return not_now(a, reason);
   a.phase = Phase::kRetry;
   a.due = monotonic_ns() + std::min(kLastRetryNs, kFirstRetryNs << std::min(a.tries, 20u));
 }
@@ -84,7 +96,8 @@ bool lift(Attempt& a, bool caller) noexcept {
   std::shared_ptr<Channel> channel =
       transport::make_shm_channel(std::move(*a.segment), std::move(a.connection), caller);
   a.segment.reset();
-  if (!attach(s, a.generation, std::move(channel), a.nonce, a.peer_kick)) return false;
+  if (!attach(s, a.generation, a.own_cookie, std::move(channel), a.nonce, a.peer_kick))
+    return false;
   remember_attached(s, a.nonce);
   a.over = true;
   RSOCK_LOG(kInfo, "fd %d: on shared memory", s.fd.load(std::memory_order_relaxed));
@@ -95,9 +108,11 @@ void start_attempt(Stream& s, uint32_t generation) noexcept {
   auto attempt = std::make_unique<Attempt>();
   attempt->stream = &s;
   attempt->generation = generation;
-  if (attempts().size() >= kMaxAttempts) return give_up(*attempt, "too many lifts at once");
+  if (attempts().size() >= kMaxAttempts) return not_now(*attempt, "too many lifts at once");
   if (!still_wanted(*attempt)) return give_up(*attempt, "closed or pinned");
-  if (const Reason reason = examine(*attempt); reason != nullptr) return give_up(*attempt, reason);
+  if (const Reason reason = examine(*attempt); reason != nullptr) {
+    return attempt->may_pass ? not_now(*attempt, reason) : give_up(*attempt, reason);
+  }
   begin(*attempt);
   if (!attempt->over) attempts().push_back(std::move(attempt));
 }
@@ -116,14 +131,14 @@ void on_attempt_event(void* object, uint32_t events) noexcept {
       break;
     case Phase::kAwaitHello:
       on_caller(*a);
-      on_hello(*a);
+      if (!a->over) on_hello(*a);
       break;
     case Phase::kAwaitWelcome:
       on_welcome(*a);
       break;
     case Phase::kAwaitConfirm:
       on_caller(*a);
-      on_confirm(*a);
+      if (!a->over) on_confirm(*a);
       break;
   }
 }
@@ -145,12 +160,14 @@ uint64_t run_attempt_timers(uint64_t now) noexcept {
 }
 
 void forget_attempts() noexcept {
-  for (auto& a : attempts()) {
+  if (g_attempts == nullptr) return;
+  for (auto& a : *g_attempts) {
     a->listener.reset();
     a->connection.reset();
-    (void)a.release();  // the parent's thread may have been inside it: leak rather than destroy
+    a->memfd.reset();
   }
-  attempts().clear();
+  // Nothing is freed: malloc may be locked for ever in a child of _Fork.
+  g_attempts = nullptr;
 }
 
 }  // namespace rsock::stream

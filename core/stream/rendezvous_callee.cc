@@ -54,10 +54,9 @@ wire::Verdict judge_hello(Attempt& a, const wire::Hello& hello, int memfd) noexc
 }  // namespace
 
 void listen_for_peer(Attempt& a) noexcept {
-  const auto fd = os::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-  if (!fd) return give_up(a, "no descriptor left");
-  auto owned = os::raise(*fd);
-  if (!owned) return give_up(a, "no descriptor left");
+  auto owned = os::make_internal(
+      [] { return os::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0); });
+  if (!owned) return not_now(a, "no descriptor left");
   sockaddr_un address;
   const socklen_t len = wire::to_sockaddr(a.name, &address);
   const auto bound = os::bind(owned->get(), reinterpret_cast<sockaddr*>(&address), len);
@@ -66,7 +65,7 @@ void listen_for_peer(Attempt& a) noexcept {
       count_refusal("rendezvous name taken");
       if (a.tries < 4) return retry_later(a, "the rendezvous name is taken");
     }
-    return give_up(a, "the rendezvous name is taken");
+    return not_now(a, "the rendezvous name is taken");
   }
   a.listener = std::move(*owned);
   a.phase = Phase::kListen;
@@ -75,14 +74,18 @@ void listen_for_peer(Attempt& a) noexcept {
 }
 
 void on_caller(Attempt& a) noexcept {
-  const auto fd = os::accept4(a.listener.get(), SOCK_CLOEXEC | SOCK_NONBLOCK);
-  if (!fd) return;
-  if (a.phase != Phase::kListen) {  // one at a time: a second caller is turned away
-    (void)os::close(*fd);
+  auto owned = os::make_internal(
+      [&] { return os::accept4(a.listener.get(), SOCK_CLOEXEC | SOCK_NONBLOCK); });
+  if (!owned) {
+    // Nobody, or somebody who left. Else the caller stays in the queue, and epoll would say so
+    // again and again while it can't be taken.
+    const Errno e = owned.error();
+    if (e == EAGAIN || e == EINTR || e == ECONNABORTED || e == EBADF) return;
+    unwatch(a.listener.get());
+    if (a.phase == Phase::kListen) not_now(a, "no descriptor left");
     return;
   }
-  auto owned = os::raise(*fd);
-  if (!owned) return;
+  if (a.phase != Phase::kListen) return;  // one at a time: a second caller is turned away
   a.connection = std::move(*owned);
   if (!peer_may_speak(a)) {
     count_refusal("caller is another user");
@@ -133,7 +136,7 @@ void on_confirm(Attempt& a) noexcept {
     if (!confirm) count_refusal(confirm.error().reason);
     return back_to_listening(a);
   }
-  if (!lift(a, false)) return give_up(a, "closed or shared meanwhile");
+  if (!lift(a, false)) return not_now(a, "closed or shared meanwhile");
   attend(*a.stream);  // the caller may be ready already
 }
 

@@ -26,7 +26,7 @@ uint32_t ring_bytes_now() noexcept {
 void say_hello(Attempt& a) noexcept {
   const uint32_t ring_bytes = ring_bytes_now();
   auto created = transport::create_segment(ring_bytes);
-  if (!created) return give_up(a, "no memory for a channel");
+  if (!created) return not_now(a, "no memory for a channel");
   if (!os::getrandom(&a.nonce, sizeof(a.nonce)) || a.nonce == 0) a.nonce = 1;
   wire::Hello hello;
   hello.nonce = a.nonce;
@@ -48,10 +48,9 @@ void say_hello(Attempt& a) noexcept {
 }  // namespace
 
 void call_peer(Attempt& a) noexcept {
-  const auto fd = os::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-  if (!fd) return give_up(a, "no descriptor left");
-  auto owned = os::raise(*fd);
-  if (!owned) return give_up(a, "no descriptor left");
+  auto owned = os::make_internal(
+      [] { return os::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0); });
+  if (!owned) return not_now(a, "no descriptor left");
   a.connection = std::move(*owned);
   sockaddr_un address;
   const socklen_t len = wire::to_sockaddr(a.name, &address);
@@ -81,6 +80,8 @@ void on_welcome(Attempt& a) noexcept {
   if (welcome->verdict == wire::Verdict::kNotNow || welcome->verdict == wire::Verdict::kNotMine) {
     return retry_later(a, "the peer is not ready");
   }
+  if (welcome->verdict == wire::Verdict::kMemory)
+    return not_now(a, "the peer has no memory for it");
   if (welcome->verdict != wire::Verdict::kOk) return give_up(a, "the peer refused");
   if (welcome->socket_cookie != a.peer.cookie) {
     count_refusal("answer by another socket");
@@ -93,7 +94,7 @@ void on_welcome(Attempt& a) noexcept {
       wire::Confirm{still_wanted(a) ? wire::Verdict::kOk : wire::Verdict::kNotNow, a.nonce}, bytes);
   if (!send_message(a, bytes, sizeof(bytes), -1)) return retry_later(a, "the peer does not answer");
   // If attaching fails now the doorbell closes, and the callee lets go as after any hang-up.
-  if (!lift(a, true)) give_up(a, "closed or shared meanwhile");
+  if (!lift(a, true)) not_now(a, "closed or shared meanwhile");
 }
 
 }  // namespace rsock::stream
