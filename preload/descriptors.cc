@@ -3,6 +3,7 @@
 #include <sys/resource.h>
 
 #include "core/base/raw_syscall.h"
+#include "core/os/owned_fd.h"
 #include "preload/entry.h"
 
 using namespace rsock;
@@ -41,6 +42,7 @@ bool is_open(int fd) noexcept { return raw_syscall(SYS_fcntl, fd, F_GETFD) >= 0;
 
 /// The number `target` is about to be replaced by a copy of fd. False: EBADF.
 bool make_room(int fd, int target) noexcept {
+  os::wait_for_low_numbers();
   if (FdTable::word(target) == 0) return true;
   // What is at target is lost only if the call will succeed.
   return is_open(fd) && let_go(target);
@@ -85,12 +87,14 @@ bool kernel_has_close_range() noexcept {
 }  // namespace rsock::preload
 
 RSOCK_EXPORT int close(int fd) {
+  os::wait_for_low_numbers();
   if (FdTable::word(fd) != 0 && !let_go(fd)) [[unlikely]]
     return answer(-EBADF);
   return real.close(fd);
 }
 
 RSOCK_EXPORT int close_range(unsigned first, unsigned last, int flags) noexcept {
+  os::wait_for_low_numbers();
   const bool known = (flags & ~(CLOSE_RANGE_CLOEXEC | CLOSE_RANGE_UNSHARE)) == 0;
   // CLOSE_RANGE_CLOEXEC closes nothing now; our own descriptors have the flag already.
   const bool closes = known && (flags & CLOSE_RANGE_CLOEXEC) == 0 && first <= last;
@@ -104,6 +108,7 @@ RSOCK_EXPORT int close_range(unsigned first, unsigned last, int flags) noexcept 
 }
 
 RSOCK_EXPORT void closefrom(int first) noexcept {
+  os::wait_for_low_numbers();
   if (FdTable::highest() < 0) return real.closefrom(first);
   const unsigned from = first < 0 ? 0 : static_cast<unsigned>(first);
   let_go_range(from, ~0u, false);

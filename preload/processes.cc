@@ -3,11 +3,11 @@
 // clang-format off
 //   call                        before                     parent afterwards   child
 //   --------------------------  -------------------------  ------------------  ------------------------
-//   fork, daemon, forkpty       prepare_fork (no handler   after_fork_parent   note_child,
-//                               holds a lock yet), then                        after_fork_child
+//   fork, daemon, forkpty       prepare_fork (no handler   after_fork_parent   after_fork_child
+//                               holds a lock yet), then
 //                               before_fork (last handler)
-//   _Fork; clone and syscall()  before_fork                after_fork_parent   note_child,
-//   without CLONE_VM                                                           after_fork_child
+//   _Fork; clone and syscall()  before_fork                after_fork_parent   after_fork_child
+//   without CLONE_VM
 //   vfork; clone with           before_spawn               nothing             nothing: it runs in its
 //   CLONE_VM | CLONE_VFORK                                                     parent's memory
 //   posix_spawn*, system,       before_spawn               nothing             inside libc, unseen
@@ -19,7 +19,8 @@
 // clang-format on
 //
 // forkpty and other forks inside libc meet the handlers only.
-// A process that never started has no stream: all of these then go straight to libc.
+// A process that never started has no stream: all of these then go straight to libc. Another thread
+// may start the library at any moment, so over a fork it is held back (begin_fork).
 #include "preload/processes.h"
 
 #include <alloca.h>
@@ -47,6 +48,11 @@ void set_down_for_exec() noexcept {
   if (started() && own_process()) stream::before_exec();
 }
 
+void in_forking_parent(bool failed) noexcept {
+  if (fork_was_begun()) stream::after_fork_parent(failed);
+  end_fork();
+}
+
 /// A fork without pthread_atfork's handlers. `call` returns in both processes.
 template <typename Call>
 long fork_unhandled(Call call) {
@@ -54,8 +60,8 @@ long fork_unhandled(Call call) {
   const long pid = outcome(call());
   if (pid == 0) {
     in_forked_child();
-  } else if (started()) {
-    stream::after_fork_parent(pid < 0);
+  } else {
+    in_forking_parent(pid < 0);
   }
   return answer(pid);
 }
@@ -75,17 +81,16 @@ int run_cloned_child(void* child) {
 }  // namespace
 
 void before_any_fork() noexcept {
-  if (started()) stream::before_fork();
+  if (begin_fork()) stream::before_fork();
 }
 
 void after_any_fork() noexcept {
   // The handlers are not told whether the fork failed: take it that there is a child.
-  if (started()) stream::after_fork_parent(false);
+  in_forking_parent(false);
 }
 
 void in_forked_child() noexcept {
-  note_child();
-  if (started()) stream::after_fork_child();
+  if (end_fork_in_child()) stream::after_fork_child();
   handlers_after_fork_child();
 }
 

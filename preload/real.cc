@@ -1,20 +1,13 @@
 #include "preload/real.h"
 
-#include <dlfcn.h>
-
 #include <cstdarg>
 #include <cstring>
-#include <type_traits>
 
 #include "core/base/raw_syscall.h"
+#include "preload/next_symbol.h"
 
 namespace rsock::preload {
 namespace {
-
-constexpr long kNoNumber = -1;
-
-/// Set while this thread is inside dlsym.
-constinit thread_local bool t_resolving __attribute__((tls_model("initial-exec"))) = false;
 
 /// What an optional name does where this libc does not have it.
 int absent() noexcept {
@@ -35,12 +28,7 @@ enum Presence { required, optional };
 
 template <typename Fn>
 Fn look_up(const char* name, Presence presence) noexcept {
-  const bool before = t_resolving;
-  const int saved_errno = errno;
-  t_resolving = true;
-  void* found = dlsym(RTLD_NEXT, name);
-  t_resolving = before;
-  errno = saved_errno;
+  void* found = next_symbol(name);
   if (found == nullptr) {
     if (presence == required) missing(name);
     found = reinterpret_cast<void*>(&absent);
@@ -48,42 +36,14 @@ Fn look_up(const char* name, Presence presence) noexcept {
   return reinterpret_cast<Fn>(found);
 }
 
-template <typename T>
-long word(T v) noexcept {
-  if constexpr (std::is_pointer_v<T>) {
-    return reinterpret_cast<long>(v);
-  } else {
-    return static_cast<long>(v);
-  }
-}
-
-template <typename R>
-R by_number(long r) noexcept {
-  if (r < 0) {
-    errno = static_cast<int>(-r);
-    r = -1;
-  }
-  return static_cast<R>(r);
-}
-
-/// The function that each pointer leads to until its name is known. Row: name, number, presence and
-/// the pointer, as intercept.def gives them.
+/// The function that each pointer leads to until its name is known. Row: the name,
+/// its presence and the pointer, as intercept.def gives them.
 template <typename Row, typename Fn>
 struct First;
 
 template <typename Row, typename R, typename... A>
 struct First<Row, R (*)(A...)> {
   static R call(A... args) {
-    if constexpr (Row::kNumber != kNoNumber) {
-      if (t_resolving) {
-        const long r = raw_syscall(Row::kNumber, word(args)...);
-        if constexpr (std::is_void_v<R>) {
-          return;
-        } else {
-          return by_number<R>(r);
-        }
-      }
-    }
     Row::resolve();
     return Row::pointer()(args...);
   }
@@ -103,7 +63,6 @@ struct First<Row, R (*)(A1, A2, ...)> {  // fcntl, ioctl
     va_start(rest, b);
     const long c = va_arg(rest, long);
     va_end(rest);
-    if (t_resolving) return by_number<R>(raw_syscall(Row::kNumber, word(a), word(b), c));
     Row::resolve();
     return Row::pointer()(a, b, c);
   }
@@ -128,9 +87,6 @@ struct First<Row, R (*)(long, ...) noexcept> {  // syscall
     va_start(rest, number);
     for (long& each : w) each = va_arg(rest, long);
     va_end(rest);
-    if (t_resolving) {
-      return by_number<R>(raw_syscall(number, w[0], w[1], w[2], w[3], w[4], w[5]));
-    }
     Row::resolve();
     return Row::pointer()(number, w[0], w[1], w[2], w[3], w[4], w[5]);
   }
@@ -149,15 +105,14 @@ struct First<Row, R (*)(Body, void*, int, void*, ...) noexcept> {  // clone
   }
 };
 
-#define RSOCK_ROW(row, number, presence)                                           \
+#define RSOCK_ROW(row, presence)                                                   \
   struct Row_##row {                                                               \
     using Fn = RSOCK_TYPE(row);                                                    \
-    static constexpr long kNumber = number;                                        \
     static RealCall<Fn>& pointer() noexcept { return real.row; }                   \
     static void resolve() noexcept { pointer().set(look_up<Fn>(#row, presence)); } \
   };
-#define RSOCK_CALL(name, kind, number, presence, effect) RSOCK_ROW(name, number, presence)
-#define RSOCK_LIBC(name, kind, presence, effect) RSOCK_ROW(name, kNoNumber, presence)
+#define RSOCK_CALL(name, kind, number, presence, effect) RSOCK_ROW(name, presence)
+#define RSOCK_LIBC(name, kind, presence, effect) RSOCK_ROW(name, presence)
 #include "preload/intercept.def"
 #undef RSOCK_ROW
 
@@ -170,15 +125,6 @@ constinit RealCalls real = {
 #include "preload/intercept.def"
 #undef RSOCK_FIRST
 };
-
-void resolve_all() noexcept {
-#define RSOCK_RESOLVE(name) \
-  if (real.name.get() == &First<Row_##name, RSOCK_TYPE(name)>::call) Row_##name::resolve();
-#define RSOCK_CALL(name, kind, number, presence, effect) RSOCK_RESOLVE(name)
-#define RSOCK_LIBC(name, kind, presence, effect) RSOCK_RESOLVE(name)
-#include "preload/intercept.def"
-#undef RSOCK_RESOLVE
-}
 
 void* real_vfork() noexcept {
   using Fn = RSOCK_TYPE(vfork);

@@ -2,13 +2,9 @@
 //
 // Purpose: `real.read(fd, buf, n)` is the next definition of read behind ours, whoever that is.
 // Thread safety: all from any thread, also in signal handlers and before any constructor has run.
-// Invariants:
-//  1. A pointer is never null. At first it leads to a function that looks the name up, stores what
-//  it
-//     found and calls it: the usual call has nothing to check.
-//  2. While this thread is inside the lookup (which may call the program's malloc, which may read a
-//  file)
-//     calls go to the kernel by number, where intercept.def knows one.
+// Invariant: a pointer is never null. At first it leads to a function that looks the name up
+// (next_symbol.h: no lock, no allocation), stores what it found and calls it: the usual call has
+// nothing to check.
 #pragma once
 
 #include <atomic>
@@ -50,10 +46,6 @@ struct alignas(64) RealCalls {
 };
 
 extern constinit RealCalls real;
-
-/// Looks up every name now, so that nothing afterwards ever meets dlsym: a signal handler, a child
-/// of vfork, a child forked while another thread held the loader's lock.
-void resolve_all() noexcept;
 
 /// libc's vfork, for the jump in processes.cc.
 void* real_vfork() noexcept;

@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cstring>
+#include <utility>
 
 #include "core/base/config.h"
 #include "core/base/inside.h"
@@ -17,12 +18,13 @@
 #include "core/stream/socket_ops.h"
 #include "preload/handlers.h"
 #include "preload/processes.h"
-#include "preload/real.h"
 
 namespace rsock::preload {
 namespace {
 
-constinit Mutex g_mutex;  // held while rungs are climbed
+constinit Mutex g_mutex;              // held while rungs are climbed, and over a fork
+constinit bool g_fork_begun = false;  // under g_mutex: a fork goes on in a started process
+constinit int g_forks_within = 0;     // under g_mutex: forks by a signal handler on top of that
 constinit std::atomic<bool> g_early{false};
 constinit std::atomic<bool> g_started{false};
 constinit std::atomic<int> g_process{0};
@@ -63,8 +65,6 @@ bool asked_for(const char* name) noexcept {
 }
 
 void watch_fork() noexcept { pthread_atfork(before_any_fork, after_any_fork, in_forked_child); }
-
-void resolve_names() noexcept { resolve_all(); }
 
 void read_configuration() noexcept { load_config(g_environment); }
 
@@ -129,10 +129,35 @@ bool tracking() noexcept {
 
 bool own_process() noexcept { return g_process.load(std::memory_order_relaxed) == process_now(); }
 
-void note_child() noexcept {
+bool begin_fork() noexcept RSOCK_NO_TSA {
+  if (g_mutex.held_by_me()) {
+    // A signal handler forks while its thread is on the rungs (nothing is there yet) or in a fork
+    // (everything is set down and locked).
+    ++g_forks_within;
+    return false;
+  }
+  g_mutex.lock();
+  g_fork_begun = started();
+  return g_fork_begun;
+}
+
+bool fork_was_begun() noexcept RSOCK_NO_TSA { return g_forks_within == 0 && g_fork_begun; }
+
+void end_fork() noexcept RSOCK_NO_TSA {
+  if (g_forks_within > 0) {
+    --g_forks_within;
+    return;
+  }
+  g_fork_begun = false;
+  g_mutex.unlock();
+}
+
+bool end_fork_in_child() noexcept RSOCK_NO_TSA {
+  note_process();
+  g_forks_within = 0;
   g_mutex.reset_after_fork();
   handlers_in_forked_child();
-  note_process();
+  return std::exchange(g_fork_begun, false);
 }
 
 void leave() noexcept {

@@ -20,8 +20,14 @@ bool started() noexcept;
 /// not its own to change. One system call: for slow paths only.
 bool own_process() noexcept;
 
-/// In a forked child, before anything else: the process has a new id and one thread.
-void note_child() noexcept;
+/// Around a fork of this thread. Nobody starts the library in between: what was done before the
+/// fork is then undone after it, in both processes, and nothing else is. The answers: whether there
+/// is something to do. end_fork_in_child() comes before anything else of ours there: the process
+/// has a new id and one thread.
+bool begin_fork() noexcept;
+bool fork_was_begun() noexcept;
+void end_fork() noexcept;
+bool end_fork_in_child() noexcept;
 
 /// The process ends: everything owed is handed over, once. Nothing where we never started.
 void leave() noexcept;

@@ -2,6 +2,8 @@
 
 #include <fcntl.h>
 
+#include "core/base/clock.h"
+#include "core/base/raw_syscall.h"
 #include "core/os/os.h"
 
 namespace rsock::os {
@@ -37,16 +39,47 @@ void OwnedFd::reset() noexcept {
 
 void set_internal_fd_hook(InternalFdHook hook) noexcept { g_hook = hook; }
 
-Result<OwnedFd> raise(int fd) noexcept {
+Result<OwnedFd> dup_internal(int fd) noexcept {
   const Result<int> high = fcntl(fd, F_DUPFD_CLOEXEC, internal_floor());
-  if (high) {
-    (void)close(fd);
-    if (g_hook != nullptr) g_hook(*high, true);
-    return OwnedFd(*high);
+  // EINVAL: the limit fell below the floor meanwhile.
+  if (!high) return fail(high.error() == EINVAL ? EMFILE : value(high.error()));
+  if (g_hook != nullptr) g_hook(*high, true);
+  return OwnedFd(*high);
+}
+
+Result<OwnedFd> raise(int fd) noexcept {
+  auto high = dup_internal(fd);
+  // EBADF: the number is the program's again, and perhaps in use already.
+  if (high || !(high.error() == EBADF)) (void)close(fd);
+  return high;
+}
+
+Result<OwnedFd> raise(Result<int> fd) noexcept {
+  if (!fd) return fail(fd.error());
+  return raise(*fd);
+}
+
+MakingInternal::MakingInternal() noexcept {
+  detail::making_internal.fetch_add(1, std::memory_order_seq_cst);  // pairs with nothing: a hint
+}
+
+MakingInternal::~MakingInternal() {
+  detail::making_internal.fetch_sub(1, std::memory_order_seq_cst);
+}
+
+void detail::wait_while_making() noexcept {
+  // Bounded: the caller may be a signal handler on top of the very call that makes one.
+  for (int i = 0; i < 1000 && making_internal.load(std::memory_order_relaxed) != 0; ++i) {
+    if (i < 900) {
+      cpu_relax();
+    } else {
+      raw_syscall(SYS_sched_yield);
+    }
   }
-  if (g_hook != nullptr) g_hook(fd, true);
-  (void)fcntl(fd, F_SETFD, FD_CLOEXEC);
-  return OwnedFd(fd);
+}
+
+void forget_making_internal() noexcept {
+  detail::making_internal.store(0, std::memory_order_relaxed);
 }
 
 }  // namespace rsock::os

@@ -4,67 +4,34 @@
 #include <pthread.h>
 #include <signal.h>
 #include <sys/eventfd.h>
-#include <sys/prctl.h>
 
 #include <algorithm>
 #include <new>
-#include <vector>
 
+#include "core/base/clock.h"
 #include "core/base/log.h"
 #include "core/base/raw_syscall.h"
 #include "core/os/os.h"
-#include "core/stream/counters.h"
 #include "core/stream/deadline.h"
-#include "core/stream/holders.h"
 #include "core/stream/keeper_loop.h"
 #include "core/stream/moves.h"
 
 namespace rsock::stream {
 namespace {
 
-constexpr int64_t kStrictNs = 5'000'000'000;
-constexpr uint64_t kOwedCheckNs = 10'000'000;  // a lost kick costs at most this long
+constexpr uint64_t kSecondNs = 1'000'000'000;
+constexpr uint64_t kLongestPauseNs = 300 * kSecondNs;
+constinit uint64_t g_first_pause_ns = 10 * kSecondNs;
 
-struct Asked {
-  Stream* stream;
-  uint32_t generation;
+constexpr size_t kStackBytes = 1 << 20;  // address space: touched pages only cost memory
+
+/// Holds the object, and never runs its destructor.
+union Storage {
+  constexpr Storage() : inside{} {}
+  ~Storage() {}
+  KeeperInside inside;
 };
-struct Attached {
-  Stream* stream;
-  uint64_t nonce;
-};
-struct Strict {
-  Stream* stream;
-  uint32_t generation;
-  uint64_t deadline;
-};
-
-/// Never destroyed: the thread may outlive main().
-struct Inside {
-  Mutex mutex;
-  bool running RSOCK_GUARDED_BY(mutex) = false;
-  bool broken RSOCK_GUARDED_BY(mutex) = false;  // could not be started: everything stays on TCP
-  std::vector<Asked> asked RSOCK_GUARDED_BY(mutex);
-  KeeperState state;
-  // Keeper thread only:
-  std::vector<Attached> attached;
-  std::vector<Strict> strict;
-  std::atomic<int> adopted{0};
-  std::atomic<int> owing{0};  // streams that wait for a replay, either way (a hint for the timer)
-};
-
-Inside* g_inside_ptr = nullptr;
-Mutex g_birth;
-
-Inside& inside() noexcept {
-  MutexLock lock(g_birth);
-  if (g_inside_ptr == nullptr) g_inside_ptr = new Inside;
-  return *g_inside_ptr;
-}
-
-uint64_t tagged(const void* object, KeeperTag tag) noexcept {
-  return reinterpret_cast<uint64_t>(object) | static_cast<uint64_t>(tag);
-}
+constinit Storage g_storage;
 
 bool add(int fd, uint32_t events, uint64_t data) noexcept {
   epoll_event event{};
@@ -77,9 +44,8 @@ bool open_kick_socket(KeeperState& k) noexcept {
   uint64_t random[2] = {};
   if (!os::getrandom(random, sizeof(random))) return false;
   k.kick_name = wire::keeper_name(random[0], random[1]);
-  const auto fd = os::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-  if (!fd) return false;
-  auto owned = os::raise(*fd);
+  auto owned = os::make_internal(
+      [] { return os::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0); });
   if (!owned) return false;
   sockaddr_un address;
   const socklen_t len = wire::to_sockaddr(k.kick_name, &address);
@@ -89,14 +55,10 @@ bool open_kick_socket(KeeperState& k) noexcept {
 }
 
 bool open_descriptors(KeeperState& k) noexcept {
-  const auto ep = os::epoll_create(EPOLL_CLOEXEC);
-  if (!ep) return false;
-  auto epoll = os::raise(*ep);
+  auto epoll = os::make_internal([] { return os::epoll_create(EPOLL_CLOEXEC); });
   if (!epoll) return false;
   k.epoll = std::move(*epoll);
-  const auto ev = os::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  if (!ev) return false;
-  auto wake = os::raise(*ev);
+  auto wake = os::make_internal([] { return os::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK); });
   if (!wake) return false;
   k.wake = std::move(*wake);
   return open_kick_socket(k) && add(k.wake.get(), EPOLLIN, tagged(nullptr, KeeperTag::kWake)) &&
@@ -108,231 +70,112 @@ void wake_keeper() noexcept {
   (void)os::write(keeper().wake.get(), &one, sizeof(one));
 }
 
-// --- what the thread does ---
-
-bool owes(Stream& s) noexcept {
-  if (!s.has_channel.load(std::memory_order_acquire)) return false;
-  if (s.rx.await_replay.load(std::memory_order_acquire)) return true;
-  MutexLock lock(s.tx.mutex);
-  return s.tx.state == TxState::kReplay;
+/// pthread_create allocates and takes locks of libc's. In a signal handler that interrupted malloc
+/// it would wait for ever, and a data call may be in one. A handler's signal is blocked while it
+/// runs: so only a thread that blocks none is sure to be in no handler (but for SA_NODEFER). A
+/// program may block signals in all its threads, so after a while any thread will do.
+bool may_be_in_handler(KeeperInside& in) noexcept {
+  constexpr int kPutOff = 64;
+  uint64_t blocked = 0;
+  raw_syscall(SYS_rt_sigprocmask, SIG_BLOCK, 0, reinterpret_cast<long>(&blocked), sizeof(blocked));
+  return blocked != 0 && in.put_off.fetch_add(1, std::memory_order_relaxed) < kPutOff;
 }
 
-/// An adopted stream whose replay is done, or hopeless: the descriptor closes, FIN goes out.
-void finish_if_adopted(Stream& s) noexcept {
-  if (!s.adopted.load(std::memory_order_acquire)) return;
-  int fd = -1;
-  {
-    MutexLock tx(s.tx.mutex);
-    MutexLock rx(s.rx.mutex);
-    if (s.tx.state == TxState::kReplay) return;
-    s.adopted.store(false, std::memory_order_relaxed);
-    if (s.rx.state != RxState::kKernel) finish_rx_locked(s);
-    (void)take_channel_locked(s);
-    fd = s.fd.exchange(-1, std::memory_order_relaxed);
-  }
-  os::OwnedFd(fd).reset();
-  release_stream(s);
-  inside().adopted.fetch_sub(1, std::memory_order_release);
-}
-
-void tend(Stream& s) noexcept {
-  attend(s);
-  finish_if_adopted(s);
-}
-
-void on_tcp_event(Stream& s, uint32_t events) noexcept {
-  if (!s.has_channel.load(std::memory_order_acquire)) return;
-  if ((events & ~static_cast<uint32_t>(EPOLLOUT)) != 0) {
-    // release pairs with the acquire in recv: whoever is woken below finds the flag.
-    s.tcp_event.store(true, std::memory_order_release);
-  }
-  tend(s);
-}
-
-void on_doorbell_event(Stream& s, uint32_t events) noexcept {
-  if ((events & (EPOLLHUP | EPOLLRDHUP | EPOLLERR)) == 0) return;
-  if (!s.has_channel.load(std::memory_order_acquire)) return;
-  s.peer_gone.store(true, std::memory_order_release);
-  s.tcp_event.store(true, std::memory_order_release);
-  judge_unread(s);
-  tend(s);
-}
-
-void on_kicks() noexcept {
-  Inside& in = inside();
-  for (int i = 0; i < 64; ++i) {
-    uint8_t bytes[64];
-    const auto got = os::recv(in.state.kick.get(), bytes, sizeof(bytes), MSG_DONTWAIT);
-    if (!got) return;
-    const auto kick = wire::decode_kick(bytes, *got);
-    if (!kick) {
-      count_refusal(kick.error().reason);
-      continue;
-    }
-    for (size_t j = 0; j < in.attached.size(); ++j) {
-      if (in.attached[j].nonce == kick->nonce) {
-        tend(*in.attached[j].stream);  // both ends of a channel may live in this process
-      }
-    }
-  }
-}
-
-void on_asked() noexcept {
-  Inside& in = inside();
-  uint64_t count;
-  (void)os::read(in.state.wake.get(), &count, sizeof(count));
-  std::vector<Asked> asked;
-  {
-    MutexLock lock(in.mutex);
-    asked.swap(in.asked);
-  }
-  for (const Asked& a : asked) {
-    if (config().strict && !config().allow_tcp) {
-      in.strict.push_back(Strict{a.stream, a.generation, monotonic_ns() + kStrictNs});
-    }
-    start_attempt(*a.stream, a.generation);
-  }
-}
-
-uint64_t run_strict_timers(uint64_t now) noexcept {
-  Inside& in = inside();
-  uint64_t next = UINT64_MAX;
-  std::erase_if(in.strict, [&](const Strict& st) {
-    Stream& s = *st.stream;
-    if (!s.owned_by(st.generation)) return true;
-    if (now < st.deadline) {
-      next = std::min(next, st.deadline);
-      return false;
-    }
-    if (s.ever_lifted == 0 && !s.has_channel.load(std::memory_order_acquire)) {
-      const Reason reason = s.not_lifted.load(std::memory_order_relaxed);
-      RSOCK_LOG(kError, "RSOCK_STRICT: fd %d is not lifted: %s",
-                s.fd.load(std::memory_order_relaxed),
-                reason != nullptr ? reason : "the peer has not answered");
-      s.strict_failed.store(true, std::memory_order_release);
-      if (!s.closed.load(std::memory_order_relaxed)) {
-        // Wakes whoever sits in the kernel with it; its next call fails.
-        (void)os::shutdown(s.fd.load(std::memory_order_relaxed), SHUT_RDWR);
-      }
-    }
-    return true;
-  });
-  return next;
-}
-
-uint64_t run_owed_timers(uint64_t now) noexcept {
-  Inside& in = inside();
-  if (in.owing.load(std::memory_order_acquire) == 0) return UINT64_MAX;
-  int owing = 0;
-  for (size_t i = 0; i < in.attached.size(); ++i) {
-    Stream& s = *in.attached[i].stream;
-    if (s.channel_nonce != in.attached[i].nonce) continue;
-    if (owes(s)) tend(s);
-    if (owes(s)) ++owing;
-  }
-  in.owing.store(owing, std::memory_order_release);
-  return owing != 0 ? now + kOwedCheckNs : UINT64_MAX;
-}
-
-void dispatch(const epoll_event& event) noexcept {
-  const uint64_t tag = event.data.u64 & 7;
-  void* object = reinterpret_cast<void*>(event.data.u64 & ~uint64_t{7});
-  switch (static_cast<KeeperTag>(tag)) {
-    case KeeperTag::kWake:
-      return on_asked();
-    case KeeperTag::kKick:
-      return on_kicks();
-    case KeeperTag::kTcp:
-      return on_tcp_event(*static_cast<Stream*>(object), event.events);
-    case KeeperTag::kDoorbell:
-      return on_doorbell_event(*static_cast<Stream*>(object), event.events);
-    case KeeperTag::kAttempt:
-      return on_attempt_event(object, event.events);
-  }
-}
-
-void* thread_main(void*) noexcept {
-  prctl(PR_SET_NAME, "rsock-keeper");
-  uint64_t next = UINT64_MAX;
-  for (;;) {
-    epoll_event events[64];
-    timespec storage;
-    const timespec* timeout = nullptr;
-    if (next != UINT64_MAX) {
-      const uint64_t now = monotonic_ns();
-      const uint64_t left = next > now ? next - now : 0;
-      storage = {static_cast<time_t>(left / 1'000'000'000u),
-                 static_cast<long>(left % 1'000'000'000u)};
-      timeout = &storage;
-    }
-    const auto n = os::epoll_pwait2(keeper().epoll.get(), events, 64, timeout, nullptr, 0);
-    if (!n && n.error() != EINTR) return nullptr;
-    for (int i = 0; n && i < *n; ++i) dispatch(events[i]);
-    const uint64_t now = monotonic_ns();
-    next = std::min({run_attempt_timers(now), run_strict_timers(now), run_owed_timers(now)});
-  }
-}
-
-bool start_locked(Inside& in) noexcept RSOCK_REQUIRES(in.mutex) {
-  if (in.running) return true;
-  if (in.broken) return false;
-  if (!in.state.epoll && !open_descriptors(in.state)) {
-    in.state = KeeperState{};
-    in.broken = true;
-    RSOCK_LOG(kWarn, "no descriptors for the helper thread: connections stay on TCP");
-    return false;
-  }
+bool create_thread() noexcept {
   sigset_t all;
   sigset_t old;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &old);  // leaves glibc's own signals alone (setuid needs them)
-  pthread_attr_t attr;
-  pthread_attr_init(&attr);
-  pthread_attr_setstacksize(&attr, 256 * 1024);
-  pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
-  pthread_t thread;
-  in.running = pthread_create(&thread, &attr, &thread_main, nullptr) == 0;
-  if (!in.running) {
-    // A program with much thread-local storage: it counts against the stack size, and EINVAL is the
-    // answer (glibc, allocate_stack). The default size has room for it.
-    pthread_attr_destroy(&attr);
+  // Thread-local storage counts against the stack size (glibc, allocate_stack): where the program's
+  // does not leave enough, the default size is tried.
+  bool created = false;
+  for (int i = 0; i < 2 && !created; ++i) {
+    pthread_attr_t attr;
     pthread_attr_init(&attr);
+    if (i == 0) pthread_attr_setstacksize(&attr, kStackBytes);
     pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
-    in.running = pthread_create(&thread, &attr, &thread_main, nullptr) == 0;
+    pthread_t thread;
+    created = pthread_create(&thread, &attr, &keeper_main, nullptr) == 0;
+    pthread_attr_destroy(&attr);
   }
-  pthread_attr_destroy(&attr);
   pthread_sigmask(SIG_SETMASK, &old, nullptr);
-  if (!in.running) {
-    in.broken = true;
-    RSOCK_LOG(kWarn, "no helper thread can be started: connections stay on TCP");
+  return created;
+}
+
+/// One thread does this, and no other waits for it.
+bool start(KeeperInside& in) noexcept {
+  if (!open_descriptors(in.state)) {
+    in.state = KeeperState{};
+    RSOCK_LOG(kWarn, "no descriptors for the helper thread: connections stay on TCP");
+    return false;
   }
-  return in.running;
+  if (!create_thread()) {
+    RSOCK_LOG(kWarn, "no helper thread can be started: connections stay on TCP");
+    return false;
+  }
+  return true;
+}
+
+void push_request(KeeperInside& in, Stream& s) noexcept {
+  if (s.in_queue.exchange(true, std::memory_order_seq_cst)) return;  // there already
+  Stream* head = in.asked.load(std::memory_order_relaxed);
+  do {
+    s.next_asked.store(head, std::memory_order_relaxed);
+    // seq_cst pairs with take_requests() (the link is seen) and with the store of kRunning: who
+    // finds the keeper still starting has its request seen by the wake-up that follows.
+  } while (!in.asked.compare_exchange_weak(head, &s, std::memory_order_seq_cst,
+                                           std::memory_order_relaxed));
 }
 
 }  // namespace
 
-KeeperState& keeper() noexcept { return inside().state; }
+KeeperInside& inside() noexcept { return g_storage.inside; }
+
+uint64_t tagged(const void* object, KeeperTag tag) noexcept {
+  return reinterpret_cast<uint64_t>(object) | static_cast<uint64_t>(tag);
+}
 
 void remember_attached(Stream& s, uint64_t nonce) noexcept {
-  Inside& in = inside();
+  KeeperInside& in = inside();
   std::erase_if(in.attached, [&](const Attached& a) {
     return a.stream == &s || a.stream->channel_nonce != a.nonce ||
            !a.stream->has_channel.load(std::memory_order_acquire);
   });
   in.attached.push_back(Attached{&s, nonce});
+  s.attempts = 0;
 }
 
+void ask_again_later(Stream& s, uint32_t generation) noexcept {
+  auto& later = inside().later;
+  const uint64_t pause = std::min(kLongestPauseNs, g_first_pause_ns << std::min(s.attempts, 8u));
+  ++s.attempts;
+  // On whole seconds (of a long pause), so that many streams are one wake-up.
+  uint64_t at = monotonic_ns() + pause;
+  if (pause >= kSecondNs) at = (at / kSecondNs + 1) * kSecondNs;
+  later.push_back(Due{&s, generation, at});
+  std::push_heap(later.begin(), later.end());
+}
+
+void set_first_pause(uint64_t ns) noexcept { g_first_pause_ns = ns; }
+
 void Keeper::ask_for_lift(Stream& s) noexcept {
-  Inside& in = inside();
-  {
-    MutexLock lock(in.mutex);
-    if (!start_locked(in)) {
-      s.not_lifted.store("no helper thread", std::memory_order_relaxed);
+  KeeperInside& in = inside();
+  push_request(in, s);
+  KeeperLife life = in.life.load(std::memory_order_seq_cst);
+  if (life == KeeperLife::kNone) {
+    if (may_be_in_handler(in)) {
+      s.lift_asked.store(false, std::memory_order_seq_cst);  // the next call asks again
       return;
     }
-    in.asked.push_back(Asked{&s, s.generation.load(std::memory_order_relaxed)});
+    // A signal handler that finds kStarting leaves its request to whom it interrupted.
+    if (in.life.compare_exchange_strong(life, KeeperLife::kStarting, std::memory_order_seq_cst)) {
+      life = start(in) ? KeeperLife::kRunning : KeeperLife::kBroken;
+      in.life.store(life, std::memory_order_seq_cst);
+    }
   }
-  wake_keeper();
+  if (life == KeeperLife::kRunning) wake_keeper();
+  if (life == KeeperLife::kBroken)
+    s.not_lifted.store("no helper thread", std::memory_order_relaxed);
 }
 
 void Keeper::kick_peer(Stream& s) noexcept {
@@ -343,7 +186,7 @@ void Keeper::kick_peer(Stream& s) noexcept {
   const socklen_t len = wire::to_sockaddr(s.peer_kick, &address);
   (void)os::sendto(keeper().kick.get(), bytes, sizeof(bytes), MSG_DONTWAIT | MSG_NOSIGNAL,
                    reinterpret_cast<sockaddr*>(&address), len);
-  Inside& in = inside();
+  KeeperInside& in = inside();
   // Something may be owed to or by us now: the timer looks while that is so.
   if (in.owing.exchange(1, std::memory_order_acq_rel) == 0) wake_keeper();
 }
@@ -376,9 +219,7 @@ void Keeper::watch_for_room(Stream& s) noexcept {
 }
 
 bool Keeper::adopt_locked(Stream& s, int fd) noexcept {
-  const auto copy = os::fcntl(fd, F_DUPFD_CLOEXEC, 0);
-  if (!copy) return false;
-  auto high = os::raise(*copy);
+  auto high = os::dup_internal(fd);
   if (!high) return false;
   move_watch_locked(s, high->release());
   watch_for_room(s);
@@ -395,10 +236,6 @@ void Keeper::detached(Stream& s) noexcept {
 }
 
 void Keeper::finish_adopted(int64_t limit_ns) noexcept {
-  {
-    MutexLock lock(g_birth);
-    if (g_inside_ptr == nullptr) return;
-  }
   const Deadline deadline = Deadline::after_ns(limit_ns);
   while (inside().adopted.load(std::memory_order_acquire) > 0 && !deadline.passed()) {
     timespec nap{0, 500'000};
@@ -406,16 +243,27 @@ void Keeper::finish_adopted(int64_t limit_ns) noexcept {
   }
 }
 
+void Keeper::before_fork() noexcept RSOCK_NO_TSA { inside().mutex.lock(); }
+
+void Keeper::after_fork_parent() noexcept RSOCK_NO_TSA { inside().mutex.unlock(); }
+
 void Keeper::after_fork_child() noexcept {
-  g_birth.reset_after_fork();
-  if (g_inside_ptr == nullptr) return;
+  os::forget_making_internal();
+  KeeperInside& in = inside();
   forget_attempts();
-  // The parent's descriptors: closed in this process; its thread is not here. The old object is
-  // abandoned, not destroyed: the dead thread may have been inside its vectors.
-  g_inside_ptr->state.epoll.reset();
-  g_inside_ptr->state.wake.reset();
-  g_inside_ptr->state.kick.reset();
-  g_inside_ptr = nullptr;
+  for (Stream* s = in.asked.load(std::memory_order_relaxed); s != nullptr;) {
+    s->in_queue.store(false, std::memory_order_relaxed);
+    s = s->next_asked.load(std::memory_order_relaxed);
+  }
+  // A thread of the parent's may have been on its way into the queue.
+  for_each_stream(
+      [](Stream& each, void*) { each.in_queue.store(false, std::memory_order_relaxed); }, nullptr);
+  // The parent's descriptors are closed in this process; its thread is not here. The lists are
+  // abandoned, not freed: malloc may be locked for ever in a child of _Fork.
+  in.state.epoll.reset();
+  in.state.wake.reset();
+  in.state.kick.reset();
+  new (&in) KeeperInside;
 }
 
 }  // namespace rsock::stream

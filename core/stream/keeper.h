@@ -4,7 +4,9 @@
 // watches the TCP sockets and doorbells of lifted streams for their end, answers kicks of peers,
 // goes on with replays whose program does nothing, and keeps RSOCK_STRICT's clock. Life: started at
 // the first stream that proves worth lifting, absent in every other process; blocks every signal;
-// named "rsock-keeper"; dies with fork in the child and is started again there when needed. Thread
+// named "rsock-keeper"; dies with fork in the child and is started again there when needed. Not
+// started at connect or accept: most connections of a host's programs never carry enough, and a
+// child that inherited its connection passes neither. Thread
 // safety: the static functions may be called from any thread. Those with _locked or a comment need
 // the stream's locks as stated. None of them blocks.
 // The keeper never waits for the peer's program, only for the peer's keeper, and never without a
@@ -39,6 +41,9 @@ class Keeper {
   /// Waits until adopted streams have sent what they owe, at most so long.
   static void finish_adopted(int64_t limit_ns) noexcept;
 
+  /// Over a fork the keeper stands still, with nothing half done. Before any lock of a stream.
+  static void before_fork() noexcept;
+  static void after_fork_parent() noexcept;
   static void after_fork_child() noexcept;
 };
 

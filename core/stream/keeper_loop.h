@@ -1,9 +1,12 @@
-// The inside of the keeper, shared by keeper.cc and rendezvous.cc only. Keeper thread only unless
-// stated.
+// The inside of the keeper, shared by keeper*.cc, attempt.cc and rendezvous*.cc only. Keeper thread
+// only, under KeeperInside::mutex, unless stated.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <vector>
 
+#include "core/base/mutex.h"
 #include "core/os/owned_fd.h"
 #include "core/stream/stream.h"
 #include "core/wire/rendezvous.h"
@@ -21,10 +24,59 @@ struct KeeperState {
   wire::SocketName kick_name;
 };
 
-KeeperState& keeper() noexcept;
+struct Attached {
+  Stream* stream;
+  uint64_t nonce;
+};
+/// A stream about which something is to be done at a time, if it is still the same.
+struct Due {
+  Stream* stream;
+  uint32_t generation;
+  uint64_t at;
+  bool operator<(const Due& o) const noexcept { return at > o.at; }  // a heap with the first on top
+};
 
+enum class KeeperLife : int {
+  kNone,
+  kStarting,
+  kRunning,
+  kBroken,  // could not be started: everything stays on TCP
+};
+
+/// In static memory, never destroyed: the thread may outlive main(). A data call finds it, and asks
+/// for a lift, without a lock or an allocation: it may be in a signal handler.
+struct KeeperInside {
+  /// What the keeper holds except while it sleeps. A fork takes it, so that the child finds nothing
+  /// half done and no descriptor in the making. Above every lock of a stream.
+  Mutex mutex;
+  KeeperState state;  // written before kRunning, read by any thread afterwards
+  std::vector<Attached> attached;
+  std::vector<Due> strict;
+  std::vector<Due> later;  // a heap
+
+  // Any thread:
+  std::atomic<KeeperLife> life{KeeperLife::kNone};
+  std::atomic<int> put_off{0};          // times the thread was not started, see keeper.cc
+  std::atomic<Stream*> asked{nullptr};  // streams that want a lift, by next_asked
+  std::atomic<int> adopted{0};
+  std::atomic<int> owing{0};  // streams that wait for a replay, either way (a hint for the timer)
+};
+
+KeeperInside& inside() noexcept;
+inline KeeperState& keeper() noexcept { return inside().state; }
+
+// --- keeper.cc ---
+uint64_t tagged(const void* object, KeeperTag tag) noexcept;
 /// Remembers an attached stream for kicks and timers.
 void remember_attached(Stream& s, uint64_t nonce) noexcept;
+/// The stream is not lifted now. After 10 s, and twice as long each time up to 5 minutes, its
+/// traffic may ask again. A peer without the library costs one attempt each time.
+void ask_again_later(Stream& s, uint32_t generation) noexcept;
+/// For tests: the first of these times.
+void set_first_pause(uint64_t ns) noexcept;
+
+// --- keeper_thread.cc ---
+void* keeper_main(void*) noexcept;
 
 // --- rendezvous.cc ---
 /// Begins (or begins again) to look for the peer of s.

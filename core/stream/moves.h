@@ -9,10 +9,11 @@
 namespace rsock::stream {
 
 // --- stream_lift.cc ---
-/// Puts a freshly agreed channel under s, if s is still what it was. Keeper only. False: refused
-/// (closed, pinned, or used without our seeing it); the channel is dropped by the caller.
-bool attach(Stream& s, uint32_t generation, std::shared_ptr<Channel> channel, uint64_t nonce,
-            const wire::SocketName& peer_kick) noexcept;
+/// Puts a freshly agreed channel under s, if s is still what it was, and its socket the one with
+/// this cookie. Keeper only. False: refused (closed, pinned, or used without our seeing it); the
+/// channel is dropped by the caller.
+bool attach(Stream& s, uint32_t generation, uint64_t cookie, std::shared_ptr<Channel> channel,
+            uint64_t nonce, const wire::SocketName& peer_kick) noexcept;
 /// Receiver: promises that no reader can miss the switch, if none is in the kernel now.
 void try_ready(Stream& s) noexcept;
 /// Sender: fixes N and goes on in the ring, if the peer is ready and nobody is in the kernel.

@@ -100,11 +100,13 @@ void before_fork() noexcept RSOCK_NO_TSA {
   if (live_streams() != 0) for_each_stream(pin_if_watched, nullptr);
   add_holder_to_all();  // first: from now on nothing is lifted
   set_down_all("fork", false);
+  Keeper::before_fork();  // not earlier: the peers' answers are its work
   lock_all_streams(g_epoll_lock);
 }
 
 void after_fork_parent(bool failed) noexcept RSOCK_NO_TSA {
   unlock_all_streams(g_epoll_unlock);
+  Keeper::after_fork_parent();
   if (failed) remove_holder_from_all();
   for_each_stream(ask_again, nullptr);
   g_fork.unlock();

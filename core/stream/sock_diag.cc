@@ -74,9 +74,8 @@ Result<PeerFacts> parse(const char* data, size_t n, const wire::FourTuple& tuple
 }  // namespace
 
 Result<PeerFacts> find_socket(const wire::FourTuple& tuple) noexcept {
-  const auto fd = os::socket(AF_NETLINK, SOCK_DGRAM | SOCK_CLOEXEC, NETLINK_SOCK_DIAG);
-  if (!fd) return fail(fd.error());
-  auto socket = os::raise(*fd);
+  const auto socket = os::make_internal(
+      [] { return os::socket(AF_NETLINK, SOCK_DGRAM | SOCK_CLOEXEC, NETLINK_SOCK_DIAG); });
   if (!socket) return fail(socket.error());
   const Request request = make_request(tuple);
   sockaddr_nl kernel{};

@@ -123,6 +123,8 @@ class Stream : public boost::intrusive::list_base_hook<
   std::atomic<bool> tx_wanted{false};    // the peer is ready: switch at the next chance
   std::atomic<uint32_t> calls{0};        // intercepted data calls on TCP, until it is asked for
   std::atomic<bool> lift_asked{false};
+  std::atomic<Stream*> next_asked{nullptr};  // the keeper's queue; kept over a recycling
+  std::atomic<bool> in_queue{false};         // it is in there, or about to be
   std::atomic<bool> pinned{false};          // TCP for good
   std::atomic<Reason> not_lifted{nullptr};  // the last reason
   std::atomic<bool> strict_failed{false};   // RSOCK_STRICT: next call fails

@@ -69,6 +69,12 @@ void read_options(Stream& s, int fd) noexcept {
   }
 }
 
+bool has_cookie(int fd, uint64_t cookie) noexcept {
+  uint64_t now = 0;
+  socklen_t len = sizeof(now);
+  return os::getsockopt(fd, SOL_SOCKET, SO_COOKIE, &now, &len) && now == cookie;
+}
+
 }  // namespace
 
 void note_traffic(Stream& s) noexcept {
@@ -89,8 +95,8 @@ int strict_error(Stream& s) noexcept {
   return s.strict_failed.load(std::memory_order_relaxed) ? ECONNABORTED : 0;
 }
 
-bool attach(Stream& s, uint32_t generation, std::shared_ptr<Channel> channel, uint64_t nonce,
-            const wire::SocketName& peer_kick) noexcept {
+bool attach(Stream& s, uint32_t generation, uint64_t cookie, std::shared_ptr<Channel> channel,
+            uint64_t nonce, const wire::SocketName& peer_kick) noexcept {
   {
     MutexLock tx(s.tx.mutex);
     MutexLock rx(s.rx.mutex);
@@ -99,6 +105,7 @@ bool attach(Stream& s, uint32_t generation, std::shared_ptr<Channel> channel, ui
       return false;
     }
     const int fd = s.fd.load(std::memory_order_relaxed);
+    if (!has_cookie(fd, cookie)) return false;  // what was agreed was agreed about another socket
     read_options(s, fd);
     s.channel = std::move(channel);
     s.channel_nonce = nonce;

@@ -8,6 +8,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <thread>
 #include <vector>
 
@@ -103,16 +104,65 @@ TEST(OwnedFd, ARaisedDescriptorIsHighAndClosedOnExec) {
   EXPECT_EQ(::fcntl(low, F_GETFD), -1) << "the low number is the program's again";
 }
 
-TEST(OwnedFd, WithoutRoomAboveTheLowNumberIsKept) {
+TEST(OwnedFd, WithoutRoomAboveTheLowNumberIsTheProgramsAgain) {
+  for (const int error : {EMFILE, EINVAL}) {
+    static int refusal;
+    refusal = error;
+    Doorman doorman(
+        [](long number, long a, long b, long c, long d, long e, long f) noexcept -> long {
+          if (number == SYS_fcntl && b == F_DUPFD_CLOEXEC) return -refusal;
+          return raw_syscall(number, a, b, c, d, e, f);
+        });
+    const int low = ::open("/dev/null", O_RDONLY);
+    const auto none = raise(low);
+    ASSERT_FALSE(none);
+    EXPECT_EQ(none.error(), EMFILE);
+    EXPECT_EQ(::fcntl(low, F_GETFD), -1);
+  }
+}
+
+TEST(OwnedFd, ANumberThatACloseLoopTookIsLeftAlone) {
+  static std::vector<int> heard;
+  heard.clear();
+  set_internal_fd_hook([](int fd, bool) noexcept { heard.push_back(fd); });
+  static long closed;
+  closed = 0;
   Doorman doorman([](long number, long a, long b, long c, long d, long e, long f) noexcept -> long {
-    if (number == SYS_fcntl && b == F_DUPFD_CLOEXEC) return -EMFILE;
+    if (number == SYS_close) ++closed;
     return raw_syscall(number, a, b, c, d, e, f);
   });
   const int low = ::open("/dev/null", O_RDONLY);
-  auto kept = raise(low);
-  ASSERT_TRUE(kept);
-  EXPECT_EQ(kept->get(), low);
-  EXPECT_NE(::fcntl(low, F_GETFD) & FD_CLOEXEC, 0);
+  ::close(low);
+  EXPECT_EQ(raise(low).error(), EBADF);
+  EXPECT_EQ(closed, 0) << "by now it may be the program's";
+  EXPECT_TRUE(heard.empty());
+  set_internal_fd_hook(nullptr);
+}
+
+TEST(OwnedFd, WhoFreesNumbersWaitsForOneInTheMaking) {
+  std::atomic<bool> made{false};
+  std::atomic<int> fresh{-1};
+  std::thread maker([&] {
+    const auto fd = make_internal([&]() -> Result<int> {
+      const int low = ::open("/dev/null", O_RDONLY);
+      fresh = low;
+      while (!made) std::this_thread::yield();
+      return low;
+    });
+    EXPECT_TRUE(fd);
+  });
+  while (fresh < 0) std::this_thread::yield();
+  std::thread helper([&] { made = true; });
+  wait_for_low_numbers();  // bounded, so that a handler on top of the maker goes on
+  helper.join();
+  maker.join();
+  wait_for_low_numbers();
+  EXPECT_EQ(::fcntl(fresh, F_GETFD), -1);
+}
+
+TEST(OwnedFd, AFailureToMakeOneIsHandedOn) {
+  EXPECT_EQ(make_internal([]() -> Result<int> { return fail(ENFILE); }).error(), ENFILE);
+  EXPECT_EQ(dup_internal(-1).error(), EBADF);
 }
 
 TEST(OwnedFd, TheHookHearsOfEveryInternalNumberBeforeItCanBeUsedAgain) {

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Programs that must not notice: the same output and status with and without librsock.so.
 
-    programs.py --library FILE --early FILE --nested FILE --process-calls FILE [NAME...]
+    programs.py --library FILE --early FILE --next FILE --process-calls FILE
+                --loader-calls FILE --slow-constructor FILE [NAME...]
 
 Each case runs plain (the judge), with the library preloaded, with RSOCK_PATH=tcp, with streams lifted
-at once, beside a malloc and a dlsym that call libc, and beside jemalloc and tcmalloc where they are
-installed.
+at once, beside a malloc that calls libc and a library with a definition of its own, and beside
+jemalloc and tcmalloc where they are installed.
 """
 
 import argparse
@@ -88,6 +89,7 @@ def cases(options, folder):
         "python_subprocess": [python, "-c", PYTHON_SUBPROCESS],
         "python_multiprocessing": [python, "pool.py"],
         "process_calls": [options.process_calls] + (["no-cancel"] if options.runtime else []),
+        "loader_calls": [options.loader_calls, options.slow_constructor],
     }
 
 
@@ -102,7 +104,7 @@ def ways(options):
         return  # it brings a malloc of its own
     yield "early calls, in front", f"{options.early} {library}", {}
     yield "early calls, behind", f"{library} {options.early}", {}
-    yield "nested lookup", f"{library} {options.nested}", {}
+    yield "next definition", f"{library} {options.next}", {}
     for name in ("jemalloc", "tcmalloc", "tcmalloc_minimal"):
         soname = ctypes.util.find_library(name)
         if soname:
@@ -128,8 +130,10 @@ def main():
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("--library", required=True)
     arguments.add_argument("--early", required=True)
-    arguments.add_argument("--nested", required=True)
+    arguments.add_argument("--next", required=True)
     arguments.add_argument("--process-calls", required=True)
+    arguments.add_argument("--loader-calls", required=True)
+    arguments.add_argument("--slow-constructor", required=True)
     arguments.add_argument("--runtime", default="", help="what has to be preloaded in front")
     arguments.add_argument("names", nargs="*")
     options = arguments.parse_args()

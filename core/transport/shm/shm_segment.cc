@@ -28,10 +28,11 @@ Result<os::OwnedFd> new_memfd() noexcept {
   constexpr unsigned kFlags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
   // vm.memfd_noexec=2 refuses a memfd that may become executable; kernels before 6.3 refuse the
   // flag.
-  Result<int> fd = os::memfd_create("rsock", kFlags | MFD_NOEXEC_SEAL);
-  if (!fd && fd.error() == EINVAL) fd = os::memfd_create("rsock", kFlags);
-  if (!fd) return fail(fd.error());
-  return os::raise(*fd);
+  return os::make_internal([] {
+    Result<int> fd = os::memfd_create("rsock", kFlags | MFD_NOEXEC_SEAL);
+    if (!fd && fd.error() == EINVAL) fd = os::memfd_create("rsock", kFlags);
+    return fd;
+  });
 }
 
 }  // namespace

@@ -1,0 +1,214 @@
+#include "core/stream/attempt.h"
+
+#include <fcntl.h>
+#include <linux/sockios.h>
+#include <linux/tcp.h>
+#include <netinet/in.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <optional>
+#include <utility>
+
+#include "core/base/config.h"
+#include "core/base/log.h"
+#include "core/os/os.h"
+#include "core/stream/holders.h"
+#include "core/stream/keeper_loop.h"
+
+#ifndef SO_NETNS_COOKIE
+#define SO_NETNS_COOKIE 71
+#endif
+
+namespace rsock::stream {
+namespace {
+
+constexpr uid_t kOverflowUid = 65534;  // include/linux/highuid.h, DEFAULT_OVERFLOWUID
+
+/// The beginning of a file of /proc, terminated. 0: can't be read.
+size_t read_text(const char* path, char* text, size_t size) noexcept {
+  const auto fd = os::make_internal([=] { return os::open(path, O_RDONLY | O_CLOEXEC, 0); });
+  if (!fd) return 0;
+  const auto n = os::read(fd->get(), text, size - 1);
+  text[n ? *n : 0] = '\0';
+  return n ? *n : 0;
+}
+
+/// Options set before the stream was known, whose effect only the kernel reproduces.
+Reason kernel_only_option(int fd) noexcept {
+  if (const auto flags = os::fcntl(fd, F_GETFL); flags && (*flags & O_ASYNC) != 0) return "O_ASYNC";
+  const auto on = [fd](int level, int name) {
+    const auto v = os::getsockopt_int(fd, level, name);
+    return v && *v > 0;
+  };
+  if (const auto v = os::getsockopt_int(fd, SOL_SOCKET, SO_RCVLOWAT); v && *v > 1)
+    return "SO_RCVLOWAT";
+  if (on(SOL_SOCKET, SO_ZEROCOPY)) return "SO_ZEROCOPY";
+  // The _NEW names are others for the getter (net/core/sock.c, sk_getsockopt).
+  for (const int name : {SO_TIMESTAMP_OLD, SO_TIMESTAMPNS_OLD, SO_TIMESTAMPING_OLD,
+                         SO_TIMESTAMP_NEW, SO_TIMESTAMPNS_NEW, SO_TIMESTAMPING_NEW}) {
+    if (on(SOL_SOCKET, name)) return "SO_TIMESTAMP";
+  }
+  if (const auto v = os::getsockopt_int(fd, SOL_SOCKET, SO_PEEK_OFF); v && *v >= 0)
+    return "SO_PEEK_OFF";
+  if (on(SOL_SOCKET, SO_OOBINLINE)) return "SO_OOBINLINE";
+  if (on(IPPROTO_TCP, TCP_INQ)) return "TCP_INQ";
+  return nullptr;
+}
+
+std::optional<wire::FourTuple> tuple_of(int fd) noexcept {
+  sockaddr_storage local;
+  sockaddr_storage remote;
+  socklen_t local_len = sizeof(local);
+  socklen_t remote_len = sizeof(remote);
+  if (!os::getsockname(fd, reinterpret_cast<sockaddr*>(&local), &local_len) ||
+      !os::getpeername(fd, reinterpret_cast<sockaddr*>(&remote), &remote_len)) {
+    return std::nullopt;
+  }
+  return wire::FourTuple::from(reinterpret_cast<sockaddr*>(&local), local_len,
+                               reinterpret_cast<sockaddr*>(&remote), remote_len);
+}
+
+uint64_t option_u64(int fd, int name) noexcept {
+  uint64_t v = 0;
+  socklen_t len = sizeof(v);
+  return os::getsockopt(fd, SOL_SOCKET, name, &v, &len) ? v : 0;
+}
+
+/// In a user namespace all users that are not mapped look like the overflow uid, each the same as
+/// any other: then it proves nothing.
+bool may_be_anybody(uid_t uid) noexcept {
+  char text[128];
+  if (const size_t n = read_text("/proc/sys/kernel/overflowuid", text, sizeof(text)); n != 0) {
+    if (uid != strtoul(text, nullptr, 10)) return false;
+  } else if (uid != kOverflowUid) {
+    return false;
+  }
+  // Three numbers a line: first inside, first outside, how many. All of them: nobody is unmapped.
+  if (read_text("/proc/self/uid_map", text, sizeof(text)) == 0) return true;
+  char* rest = text;
+  const unsigned long inside = strtoul(rest, &rest, 10);
+  (void)strtoul(rest, &rest, 10);
+  return inside != 0 || strtoul(rest, &rest, 10) != UINT32_MAX;
+}
+
+}  // namespace
+
+// --- what the kernel says of both ends ---
+
+bool peer_may_speak(const Attempt& a) noexcept {
+  ucred credentials{};
+  socklen_t len = sizeof(credentials);
+  if (!os::getsockopt(a.connection.get(), SOL_SOCKET, SO_PEERCRED, &credentials, &len))
+    return false;
+  if (credentials.uid == 0) return true;
+  return credentials.uid == a.peer.uid && !may_be_anybody(credentials.uid);
+}
+
+Reason examine(Attempt& a) noexcept {
+  Stream& s = *a.stream;
+  const int fd = s.fd.load(std::memory_order_relaxed);
+  // The number may become another connection's while it is asked about: attach() compares the
+  // cookie once more, under the stream's locks.
+  a.own_cookie = option_u64(fd, SO_COOKIE);
+  {
+    MutexLock lock(s.rx.mutex);
+    if (!sole_holder(s)) {
+      a.may_pass = true;
+      return "shared with a forked process";
+    }
+  }
+  if (!config().allow_shm) {
+    static constinit bool told = false;
+    if (!std::exchange(told, true)) {
+      RSOCK_LOG(kWarn,
+                "RSOCK_PATH asks for rdma alone, and there is no RDMA device: "
+                "connections stay on TCP");
+    }
+    return "no RDMA device";
+  }
+  if (const Reason r = kernel_only_option(fd); r != nullptr) return r;
+  const auto tuple = tuple_of(fd);
+  if (!tuple) return "not connected";
+  if (tuple->is_to_itself()) return "connected to itself";
+  a.tuple = *tuple;
+  const auto facts = find_socket(tuple->reverse());
+  if (!facts && facts.error() == ENOENT) return "the peer is on another host";
+  if (!facts) {
+    a.may_pass = facts.error() == EMFILE || facts.error() == ENFILE || facts.error() == ENOMEM;
+    return "sock_diag refused";
+  }
+  a.peer = *facts;
+  a.name = wire::rendezvous_name(*tuple, option_u64(fd, SO_NETNS_COOKIE));
+  if (option_u64(fd, SO_COOKIE) != a.own_cookie) return "not connected";  // closed meanwhile
+  return nullptr;
+}
+
+// --- its connection ---
+
+void watch(Attempt& a, int fd) noexcept {
+  epoll_event event{};
+  event.events = EPOLLIN | EPOLLRDHUP;
+  event.data.u64 = reinterpret_cast<uint64_t>(&a) | static_cast<uint64_t>(KeeperTag::kAttempt);
+  (void)os::epoll_ctl(keeper().epoll.get(), EPOLL_CTL_ADD, fd, &event);
+}
+
+void unwatch(int fd) noexcept {
+  (void)os::epoll_ctl(keeper().epoll.get(), EPOLL_CTL_DEL, fd, nullptr);
+}
+
+void drop_connection(Attempt& a) noexcept {
+  a.connection.reset();
+  a.memfd.reset();
+  a.segment.reset();
+  a.inbox_size = 0;
+}
+
+bool send_message(Attempt& a, const uint8_t* bytes, size_t n, int passed_fd) noexcept {
+  iovec iov{const_cast<uint8_t*>(bytes), n};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  msghdr msg{};
+  msg.msg_iov = &iov;
+  msg.msg_iovlen = 1;
+  if (passed_fd >= 0) {
+    msg.msg_control = control;
+    msg.msg_controllen = sizeof(control);
+    cmsghdr* c = CMSG_FIRSTHDR(&msg);
+    c->cmsg_level = SOL_SOCKET;
+    c->cmsg_type = SCM_RIGHTS;
+    c->cmsg_len = CMSG_LEN(sizeof(int));
+    memcpy(CMSG_DATA(c), &passed_fd, sizeof(int));
+  }
+  const auto sent = os::sendmsg(a.connection.get(), &msg, MSG_DONTWAIT | MSG_NOSIGNAL);
+  return sent && *sent == n;
+}
+
+int read_message(Attempt& a, size_t want, os::OwnedFd* passed) noexcept {
+  while (a.inbox_size < want) {
+    iovec iov{a.inbox + a.inbox_size, want - a.inbox_size};
+    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * 4)];
+    msghdr msg{};
+    msg.msg_iov = &iov;
+    msg.msg_iovlen = 1;
+    msg.msg_control = control;
+    msg.msg_controllen = sizeof(control);
+    const os::MakingInternal guard;  // a descriptor may come with it
+    const auto got = os::recvmsg(a.connection.get(), &msg, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    if (!got) return got.error() == EAGAIN ? 0 : -1;
+    if (*got == 0) return -1;
+    for (cmsghdr* c = CMSG_FIRSTHDR(&msg); c != nullptr; c = CMSG_NXTHDR(&msg, c)) {
+      if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
+      const size_t count = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+      for (size_t i = 0; i < count; ++i) {
+        int fd;
+        memcpy(&fd, CMSG_DATA(c) + i * sizeof(int), sizeof(int));
+        auto owned = os::raise(fd);
+        if (owned && passed != nullptr && !*passed) *passed = std::move(*owned);  // else: closed
+      }
+    }
+    a.inbox_size += *got;
+  }
+  return 1;
+}
+
+}  // namespace rsock::stream

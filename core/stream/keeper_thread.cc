@@ -1,0 +1,215 @@
+// What the keeper's thread does: events, requests, timers.
+
+#include <sys/prctl.h>
+
+#include <algorithm>
+
+#include "core/base/clock.h"
+#include "core/base/config.h"
+#include "core/base/log.h"
+#include "core/base/raw_syscall.h"
+#include "core/os/os.h"
+#include "core/stream/counters.h"
+#include "core/stream/keeper_loop.h"
+#include "core/stream/moves.h"
+
+namespace rsock::stream {
+namespace {
+
+constexpr int64_t kStrictNs = 5'000'000'000;
+constexpr uint64_t kOwedCheckNs = 10'000'000;  // a lost kick costs at most this long
+
+bool owes(Stream& s) noexcept {
+  if (!s.has_channel.load(std::memory_order_acquire)) return false;
+  if (s.rx.await_replay.load(std::memory_order_acquire)) return true;
+  MutexLock lock(s.tx.mutex);
+  return s.tx.state == TxState::kReplay;
+}
+
+/// An adopted stream whose replay is done, or hopeless: the descriptor closes, FIN goes out.
+void finish_if_adopted(Stream& s) noexcept {
+  if (!s.adopted.load(std::memory_order_acquire)) return;
+  int fd = -1;
+  {
+    MutexLock tx(s.tx.mutex);
+    MutexLock rx(s.rx.mutex);
+    if (s.tx.state == TxState::kReplay) return;
+    s.adopted.store(false, std::memory_order_relaxed);
+    if (s.rx.state != RxState::kKernel) finish_rx_locked(s);
+    (void)take_channel_locked(s);
+    fd = s.fd.exchange(-1, std::memory_order_relaxed);
+  }
+  os::OwnedFd(fd).reset();
+  release_stream(s);
+  inside().adopted.fetch_sub(1, std::memory_order_release);
+}
+
+void tend(Stream& s) noexcept {
+  attend(s);
+  finish_if_adopted(s);
+}
+
+void on_tcp_event(Stream& s, uint32_t events) noexcept {
+  if (!s.has_channel.load(std::memory_order_acquire)) return;
+  if ((events & ~static_cast<uint32_t>(EPOLLOUT)) != 0) {
+    // release pairs with the acquire in recv: whoever is woken below finds the flag.
+    s.tcp_event.store(true, std::memory_order_release);
+  }
+  tend(s);
+}
+
+void on_doorbell_event(Stream& s, uint32_t events) noexcept {
+  if ((events & (EPOLLHUP | EPOLLRDHUP | EPOLLERR)) == 0) return;
+  if (!s.has_channel.load(std::memory_order_acquire)) return;
+  s.peer_gone.store(true, std::memory_order_release);
+  s.tcp_event.store(true, std::memory_order_release);
+  judge_unread(s);
+  tend(s);
+}
+
+void on_kicks() noexcept {
+  KeeperInside& in = inside();
+  for (int i = 0; i < 64; ++i) {
+    uint8_t bytes[64];
+    const auto got = os::recv(in.state.kick.get(), bytes, sizeof(bytes), MSG_DONTWAIT);
+    if (!got) return;
+    const auto kick = wire::decode_kick(bytes, *got);
+    if (!kick) {
+      count_refusal(kick.error().reason);
+      continue;
+    }
+    for (size_t j = 0; j < in.attached.size(); ++j) {
+      if (in.attached[j].nonce == kick->nonce) {
+        tend(*in.attached[j].stream);  // both ends of a channel may live in this process
+      }
+    }
+  }
+}
+
+/// RSOCK_STRICT: what is not lifted by then fails. Nothing to wait for where no path can be had.
+uint64_t strict_deadline() noexcept { return config().allow_shm ? monotonic_ns() + kStrictNs : 0; }
+
+void on_wake() noexcept {
+  uint64_t count;
+  (void)os::read(keeper().wake.get(), &count, sizeof(count));
+}
+
+void take_requests() noexcept {
+  KeeperInside& in = inside();
+  // acquire pairs with the push in ask_for_lift(): the links are there.
+  Stream* s = in.asked.exchange(nullptr, std::memory_order_seq_cst);
+  while (s != nullptr) {
+    Stream* const next = s->next_asked.load(std::memory_order_relaxed);
+    // Before the look at the stream: one that is recycled and asks anew from here on is queued
+    // anew.
+    s->in_queue.exchange(false, std::memory_order_seq_cst);
+    const uint32_t generation = s->generation.load(std::memory_order_acquire);
+    if (s->lift_asked.load(std::memory_order_seq_cst) && generation % 2 != 0) {
+      if (config().strict && !config().allow_tcp) {
+        in.strict.push_back(Due{s, generation, strict_deadline()});
+      }
+      start_attempt(*s, generation);
+    }
+    s = next;
+  }
+}
+
+uint64_t run_strict_timers(uint64_t now) noexcept {
+  KeeperInside& in = inside();
+  uint64_t next = UINT64_MAX;
+  std::erase_if(in.strict, [&](const Due& st) {
+    Stream& s = *st.stream;
+    if (!s.owned_by(st.generation)) return true;
+    if (now < st.at) {
+      next = std::min(next, st.at);
+      return false;
+    }
+    if (s.ever_lifted == 0 && !s.has_channel.load(std::memory_order_acquire)) {
+      const Reason reason = s.not_lifted.load(std::memory_order_relaxed);
+      RSOCK_LOG(kError, "RSOCK_STRICT: fd %d is not lifted: %s",
+                s.fd.load(std::memory_order_relaxed),
+                reason != nullptr ? reason : "the peer has not answered");
+      s.strict_failed.store(true, std::memory_order_release);
+      if (!s.closed.load(std::memory_order_relaxed)) {
+        // Wakes whoever sits in the kernel with it; its next call fails.
+        (void)os::shutdown(s.fd.load(std::memory_order_relaxed), SHUT_RDWR);
+      }
+    }
+    return true;
+  });
+  return next;
+}
+
+uint64_t run_later_timers(uint64_t now) noexcept {
+  auto& later = inside().later;
+  while (!later.empty() && later.front().at <= now) {
+    const Due due = later.front();
+    std::pop_heap(later.begin(), later.end());
+    later.pop_back();
+    Stream& s = *due.stream;
+    if (s.owned_by(due.generation) && !s.has_channel.load(std::memory_order_acquire)) {
+      s.lift_asked.store(s.pinned.load(std::memory_order_relaxed), std::memory_order_release);
+    }
+  }
+  return later.empty() ? UINT64_MAX : later.front().at;
+}
+
+uint64_t run_owed_timers(uint64_t now) noexcept {
+  KeeperInside& in = inside();
+  if (in.owing.load(std::memory_order_acquire) == 0) return UINT64_MAX;
+  int owing = 0;
+  for (size_t i = 0; i < in.attached.size(); ++i) {
+    Stream& s = *in.attached[i].stream;
+    if (s.channel_nonce != in.attached[i].nonce) continue;
+    if (owes(s)) tend(s);
+    if (owes(s)) ++owing;
+  }
+  in.owing.store(owing, std::memory_order_release);
+  return owing != 0 ? now + kOwedCheckNs : UINT64_MAX;
+}
+
+void dispatch(const epoll_event& event) noexcept {
+  const uint64_t tag = event.data.u64 & 7;
+  void* object = reinterpret_cast<void*>(event.data.u64 & ~uint64_t{7});
+  switch (static_cast<KeeperTag>(tag)) {
+    case KeeperTag::kWake:
+      return on_wake();
+    case KeeperTag::kKick:
+      return on_kicks();
+    case KeeperTag::kTcp:
+      return on_tcp_event(*static_cast<Stream*>(object), event.events);
+    case KeeperTag::kDoorbell:
+      return on_doorbell_event(*static_cast<Stream*>(object), event.events);
+    case KeeperTag::kAttempt:
+      return on_attempt_event(object, event.events);
+  }
+}
+
+}  // namespace
+
+void* keeper_main(void*) noexcept {
+  raw_syscall(SYS_prctl, PR_SET_NAME, reinterpret_cast<long>("rsock-keeper"));
+  uint64_t next = UINT64_MAX;
+  for (;;) {
+    epoll_event events[64];
+    timespec storage;
+    const timespec* timeout = nullptr;
+    if (next != UINT64_MAX) {
+      const uint64_t now = monotonic_ns();
+      const uint64_t left = next > now ? next - now : 0;
+      storage = {static_cast<time_t>(left / 1'000'000'000u),
+                 static_cast<long>(left % 1'000'000'000u)};
+      timeout = &storage;
+    }
+    const auto n = os::epoll_pwait2(keeper().epoll.get(), events, 64, timeout, nullptr, 0);
+    if (!n && n.error() != EINTR) return nullptr;
+    MutexLock lock(inside().mutex);
+    for (int i = 0; n && i < *n; ++i) dispatch(events[i]);
+    take_requests();
+    const uint64_t now = monotonic_ns();
+    next = std::min({run_attempt_timers(now), run_strict_timers(now), run_later_timers(now),
+                     run_owed_timers(now)});
+  }
+}
+
+}  // namespace rsock::stream
