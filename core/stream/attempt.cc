@@ -96,11 +96,12 @@ bool may_be_anybody(uid_t uid) noexcept {
 
 // --- what the kernel says of both ends ---
 
-bool peer_may_speak(const Attempt& a) noexcept {
+bool peer_may_speak(Attempt& a) noexcept {
   ucred credentials{};
   socklen_t len = sizeof(credentials);
   if (!os::getsockopt(a.connection.get(), SOL_SOCKET, SO_PEERCRED, &credentials, &len))
     return false;
+  a.partner = {credentials.pid, credentials.uid};
   if (credentials.uid == 0) return true;
   return credentials.uid == a.peer.uid && !may_be_anybody(credentials.uid);
 }

@@ -13,6 +13,7 @@
 #include "core/os/owned_fd.h"
 #include "core/stream/sock_diag.h"
 #include "core/stream/stream.h"
+#include "core/transport/shm/segment_pool.h"
 #include "core/transport/shm/shm_segment.h"
 #include "core/wire/rendezvous.h"
 
@@ -39,7 +40,8 @@ struct alignas(8) Attempt {
   uint64_t own_cookie = 0;
   os::OwnedFd listener;
   os::OwnedFd connection;
-  os::OwnedFd memfd;  // came with HELLO
+  os::OwnedFd memfd;           // caller: of `segment`, for its next use; callee: came with HELLO
+  transport::Partner partner;  // who answers, or calls
   uint64_t nonce = 0;
   wire::SocketName peer_kick;
   std::unique_ptr<transport::ShmSegment> segment;
@@ -50,8 +52,8 @@ struct alignas(8) Attempt {
 // --- attempt.cc ---
 /// Looks at the stream and its connection; fills the attempt. A reason if it must stay on TCP.
 Reason examine(Attempt& a) noexcept;
-/// The Unix peer must be root or who owns the other end of the TCP connection (D11).
-bool peer_may_speak(const Attempt& a) noexcept;
+/// The Unix peer must be root or who owns the other end of the TCP connection (D11). Notes who it is.
+bool peer_may_speak(Attempt& a) noexcept;
 /// Events of fd come to this attempt, or no longer.
 void watch(Attempt& a, int fd) noexcept;
 void unwatch(int fd) noexcept;

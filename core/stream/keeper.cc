@@ -200,6 +200,8 @@ void Keeper::watch_locked(Stream& s) noexcept {
 void Keeper::unwatch_locked(Stream& s) noexcept {
   (void)os::epoll_ctl(keeper().epoll.get(), EPOLL_CTL_DEL, s.fd.load(std::memory_order_relaxed),
                       nullptr);
+  // release pairs with the keeper's timer.
+  if (!inside().tidying.exchange(true, std::memory_order_acq_rel)) wake_keeper();
 }
 
 void Keeper::move_watch_locked(Stream& s, int fd) noexcept {

@@ -53,8 +53,11 @@ struct KeeperInside {
   std::vector<Attached> attached;
   std::vector<Due> strict;
   std::vector<Due> later;  // a heap
+  uint64_t tidy_at = 0;    // 0: nothing to tidy
+  int tidy_rounds = 0;
 
   // Any thread:
+  std::atomic<bool> tidying{false};  // a channel went, and may have left its segment
   std::atomic<KeeperLife> life{KeeperLife::kNone};
   std::atomic<int> put_off{0};          // times the thread was not started, see keeper.cc
   std::atomic<Stream*> asked{nullptr};  // streams that want a lift, by next_asked

@@ -12,6 +12,7 @@
 #include "core/stream/counters.h"
 #include "core/stream/keeper_loop.h"
 #include "core/stream/moves.h"
+#include "core/transport/shm/segment_pool.h"
 
 namespace rsock::stream {
 namespace {
@@ -168,6 +169,24 @@ uint64_t run_owed_timers(uint64_t now) noexcept {
   return owing != 0 ? now + kOwedCheckNs : UINT64_MAX;
 }
 
+/// Segments of channels that went wait for another use, not for long.
+uint64_t run_tidy_timer(uint64_t now) noexcept {
+  constexpr uint64_t kEveryNs = 1'000'000'000;
+  constexpr int kRounds = 3;  // at least: the channel goes a little after we hear of it
+  KeeperInside& in = inside();
+  if (!in.tidying.load(std::memory_order_acquire)) return UINT64_MAX;
+  if (in.tidy_at == 0) in.tidy_at = now + kEveryNs;
+  if (now < in.tidy_at) return in.tidy_at;
+  if (transport::tidy_segments(now) || ++in.tidy_rounds < kRounds) {
+    in.tidy_at = now + kEveryNs;
+    return in.tidy_at;
+  }
+  in.tidy_at = 0;
+  in.tidy_rounds = 0;
+  in.tidying.store(false, std::memory_order_release);
+  return UINT64_MAX;
+}
+
 void dispatch(const epoll_event& event) noexcept {
   const uint64_t tag = event.data.u64 & 7;
   void* object = reinterpret_cast<void*>(event.data.u64 & ~uint64_t{7});
@@ -208,7 +227,7 @@ void* keeper_main(void*) noexcept {
     take_requests();
     const uint64_t now = monotonic_ns();
     next = std::min({run_attempt_timers(now), run_strict_timers(now), run_later_timers(now),
-                     run_owed_timers(now)});
+                     run_owed_timers(now), run_tidy_timer(now)});
   }
 }
 

@@ -18,6 +18,7 @@
 #include "core/stream/keeper.h"
 #include "core/stream/moves.h"
 #include "core/stream/socket_ops.h"
+#include "core/transport/shm/segment_pool.h"
 
 namespace rsock::stream {
 namespace {
@@ -102,9 +103,11 @@ void before_fork() noexcept RSOCK_NO_TSA {
   set_down_all("fork", false);
   Keeper::before_fork();  // not earlier: the peers' answers are its work
   lock_all_streams(g_epoll_lock);
+  transport::lock_segments();  // last: channels park them under a stream's locks
 }
 
 void after_fork_parent(bool failed) noexcept RSOCK_NO_TSA {
+  transport::unlock_segments();
   unlock_all_streams(g_epoll_unlock);
   Keeper::after_fork_parent();
   if (failed) remove_holder_from_all();
@@ -116,6 +119,7 @@ void after_fork_child() noexcept {
   g_fork.reset_after_fork();
   if (g_epoll_fork_child != nullptr) g_epoll_fork_child();
   slab_after_fork_child();
+  transport::segments_after_fork_child();
   Keeper::after_fork_child();
   counters_after_fork_child();
   for_each_stream(reset_in_child, nullptr);

@@ -19,10 +19,10 @@
 namespace rsock::stream {
 namespace {
 
-constexpr uint64_t kFirstRetryNs =
-    kMs / 2;  // the peer's threshold is passed at about the same time
+// The peer's threshold is passed at about the same time: soon, and each second time twice as late.
+constexpr uint64_t kFirstRetryNs = kMs / 20;
 constexpr uint64_t kLastRetryNs = 2'000 * kMs;
-constexpr uint32_t kMaxRetries = 14;  // about 6 s in all
+constexpr uint32_t kMaxRetries = 31;  // about 6 s in all
 constexpr size_t kMaxAttempts = 256;  // each may hold a descriptor
 
 using Attempts = std::vector<std::unique_ptr<Attempt>>;
@@ -87,14 +87,17 @@ void retry_later(Attempt& a, Reason reason) noexcept {
   drop_connection(a);
   if (++a.tries > kMaxRetries) return not_now(a, reason);
   a.phase = Phase::kRetry;
-  a.due = monotonic_ns() + std::min(kLastRetryNs, kFirstRetryNs << std::min(a.tries, 20u));
+  a.due = monotonic_ns() + std::min(kLastRetryNs, kFirstRetryNs << std::min(a.tries / 2, 20u));
 }
 
 bool lift(Attempt& a, bool caller) noexcept {
   Stream& s = *a.stream;
   unwatch(a.connection.get());
   std::shared_ptr<Channel> channel =
-      transport::make_shm_channel(std::move(*a.segment), std::move(a.connection), caller);
+      transport::make_shm_channel(std::move(*a.segment), std::move(a.connection), caller,
+                                  caller ? transport::Reuse{std::move(a.memfd), a.partner,
+                                                            os::getpid()}
+                                         : transport::Reuse{});
   a.segment.reset();
   if (!attach(s, a.generation, a.own_cookie, std::move(channel), a.nonce, a.peer_kick))
     return false;

@@ -23,9 +23,14 @@ uint32_t ring_bytes_now() noexcept {
   return live < 256 ? 1 << 20 : 256 << 10;
 }
 
+wire::Checked<transport::CreatedSegment> segment_for(const Attempt& a, size_t ring_bytes) noexcept {
+  if (auto parked = transport::take_segment(ring_bytes, a.partner)) return std::move(*parked);
+  return transport::create_segment(ring_bytes);
+}
+
 void say_hello(Attempt& a) noexcept {
   const uint32_t ring_bytes = ring_bytes_now();
-  auto created = transport::create_segment(ring_bytes);
+  auto created = segment_for(a, ring_bytes);
   if (!created) return not_now(a, "no memory for a channel");
   if (!os::getrandom(&a.nonce, sizeof(a.nonce)) || a.nonce == 0) a.nonce = 1;
   wire::Hello hello;
@@ -40,6 +45,7 @@ void say_hello(Attempt& a) noexcept {
     return retry_later(a, "the peer does not answer");
   }
   a.segment = std::make_unique<transport::ShmSegment>(std::move(created->segment));
+  a.memfd = std::move(created->memfd);
   a.phase = Phase::kAwaitWelcome;
   a.due = monotonic_ns() + kAnswerNs;
   watch(a, a.connection.get());

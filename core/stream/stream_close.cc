@@ -16,10 +16,10 @@ namespace {
 /// The peer may have let go of the channel without our having noticed yet; then nobody drains the
 /// ring.
 bool peer_hung_up(const Channel& channel) noexcept {
-  pollfd p{channel.wait_fd(), 0, 0};
+  pollfd p{channel.wait_fd(), POLLRDHUP, 0};
   timespec now{0, 0};
   const auto r = os::ppoll(&p, 1, &now, nullptr, 0);
-  return r && *r > 0 && (p.revents & POLLHUP) != 0;
+  return r && *r > 0 && (p.revents & (POLLHUP | POLLRDHUP)) != 0;
 }
 
 /// Our direction is over: nothing follows what was sent. FIN may have to wait behind a replay.

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "core/os/os.h"
+#include "core/transport/shm/segment_pool.h"
 #include "tests/stream/loopback.h"
 
 namespace rsock {
@@ -45,7 +46,10 @@ void PrintTo(const Limit& limit, std::ostream* out) { *out << limit.name; }
 
 class Limits : public ::testing::TestWithParam<Limit> {
  protected:
-  void SetUp() override { configure({"RSOCK_RING_BYTES=65536"}); }
+  void SetUp() override {
+    configure({"RSOCK_RING_BYTES=65536"});
+    (void)transport::tidy_segments(UINT64_MAX);  // what an earlier stream left would do as well
+  }
   void TearDown() override { g_refuses = nullptr; }
 };
 
