@@ -109,10 +109,14 @@ class PollCall {
   PollCall(pollfd* fds, nfds_t n) noexcept : fds_(fds), n_(n) {}
 
   bool allocate() noexcept {
-    if (!streams_.allocate(n_) || !kernel_.allocate(2 * n_ + 1)) return false;
+    if (!tracked_.allocate(n_) || !streams_.allocate(n_) || !kernel_.allocate(2 * n_ + 1)) {
+      return false;
+    }
     for (nfds_t i = 0; i < n_; ++i) {
       Stream* s = FdTable::stream(fds_[i].fd);
+      tracked_[i] = s;
       streams_[i] = s != nullptr && s->has_channel.load(std::memory_order_acquire) ? s : nullptr;
+      if (s != nullptr) ++tracked_count_;
       if (streams_[i] != nullptr) ++channel_count_;
     }
     return true;
@@ -169,8 +173,10 @@ class PollCall {
  private:
   pollfd* const fds_;
   const nfds_t n_;
+  nfds_t tracked_count_ = 0;
   nfds_t channel_count_ = 0;
-  Array<Stream*, kSmall> streams_;
+  Array<Stream*, kSmall> tracked_;  // every stream of the set
+  Array<Stream*, kSmall> streams_;  // those that have a channel in this round
   Array<pollfd, 2 * kSmall + 1> kernel_;
 };
 
@@ -195,16 +201,27 @@ long PollCall::sleep(const Deadline& deadline, const sigset_t* sigmask) noexcept
   if (bell == nullptr) return -ENOMEM;
   Array<SleepWatcher, kSmall> watchers;
   Array<std::shared_ptr<Channel>, kSmall> channels;
-  if (!watchers.allocate(channel_count_) || !channels.allocate(channel_count_)) return -ENOMEM;
+  if (!watchers.allocate(tracked_count_) || !channels.allocate(tracked_count_)) return -ENOMEM;
   bell->drain();
   size_t used = n_;
   size_t k = 0;
   for (nfds_t i = 0; i < n_; ++i) {
     kernel_[i] = pollfd{fds_[i].fd, fds_[i].events, 0};
-    if (streams_[i] == nullptr) continue;
-    Stream& s = *streams_[i];
-    kernel_[i].fd = -1;
+    if (tracked_[i] == nullptr) continue;
+    Stream& s = *tracked_[i];
+    // Streams on TCP, too: the keeper may lift one while this thread is in the kernel, and what
+    // comes then comes by a doorbell that is not in the kernel's array. From here on a channel that
+    // comes or goes strikes the bell; one that did so before this moment is seen by the look.
     watchers[k].link(s, *bell);
+    if (s.has_channel.load(std::memory_order_acquire) != (streams_[i] != nullptr) ||
+        FdTable::stream(fds_[i].fd) != &s) {
+      return 0;  // another round
+    }
+    if (streams_[i] == nullptr) {
+      ++k;
+      continue;
+    }
+    kernel_[i].fd = -1;
     channels[k] = stream::channel_of(s);
     if (channels[k]) {
       // Drain, then arm, then look: whatever is published after the look rings again. The rings

@@ -129,6 +129,39 @@ TEST_P(Poll, MixesStreamsAndOthersInOneSet) {
   ::close(event);
 }
 
+/// One stream of the set is lifted, so the thread sleeps on its doorbell; the other is lifted only
+/// while it sleeps, and the next bytes come where the thread did not look when it went to sleep.
+TEST_P(Poll, AStreamThatIsLiftedWhileTheSetSleepsWakesIt) {
+  Connection lifted = Connection::make();
+  ASSERT_TRUE(ping_until_lifted(lifted));
+  Connection later = Connection::make();
+  std::atomic<bool> asleep{false};
+  std::thread peer([&] {
+    EXPECT_TRUE(eventually([&] { return asleep.load(); }));
+    nap_us(20'000);
+    // The sleeper's end only sends (another thread of its program), the other end only receives.
+    char byte = 0;
+    EXPECT_TRUE(eventually([&] {
+      return do_send(later.right, "x", 1) == 1 && do_recv(later.left, &byte, 1) == 1 &&
+             has_channel(later.right) && sends_in_ring(*FdTable::stream(later.right));
+    }));
+    EXPECT_TRUE(eventually([&] {  // until the sleeper's end is ready for the ring
+      stream::attend(*FdTable::stream(later.left));
+      Stream& s = *FdTable::stream(later.left);
+      MutexLock lock(s.tx.mutex);
+      return s.channel && s.channel->tx_peer_ready();
+    }));
+    nap_us(20'000);
+    EXPECT_EQ(do_send(later.left, "a", 1), 1);
+    EXPECT_TRUE(sends_in_ring(*FdTable::stream(later.left)));
+  });
+  pollfd fds[] = {{lifted.right, POLLIN, 0}, {later.right, POLLIN, 0}};
+  asleep = true;
+  EXPECT_EQ(ask(fds, 2, 20'000), 1);
+  EXPECT_EQ(fds[1].revents, POLLIN);
+  peer.join();
+}
+
 TEST_P(Poll, AClosedNumberInASetWithAStreamIsNval) {
   Connection c = Connection::make();
   ASSERT_TRUE(ping_until_lifted(c));
