@@ -230,18 +230,17 @@ void Instance::become_nested() noexcept {
   for (const int fd : members.fds) stream::pin_to_tcp(fd, "in a nested epoll instance");
 }
 
-namespace {
-
-/// Hooks for the room below, set when the first instance comes to be.
 void install_hooks() noexcept {
   stream::g_epoll_close = &on_last_close;
   stream::g_epoll_dup = &on_epoll_dup;
   stream::g_epoll_lock = &lock_instances;
   stream::g_epoll_unlock = &unlock_instances;
-  stream::g_epoll_fork_child = &instances_after_fork_child;
+  stream::g_epoll_fork_child = []() noexcept {
+    instances_after_fork_child();
+    // The one thread that is here has its parent's bell, which both would empty.
+    Sleeper::mine().forget_bell();
+  };
 }
-
-}  // namespace
 
 void note_watched(int fd) noexcept {
   Instance* in = instance_of(fd);

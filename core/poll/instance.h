@@ -122,6 +122,9 @@ class Instance {
   uint32_t events_now(Item& item) noexcept;
 };
 
+/// Hooks for the room below: set when the first instance or the first sleeper's bell comes to be.
+void install_hooks() noexcept;
+
 // --- item_slab.cc ---
 Instance* acquire_instance(int epfd) noexcept;
 void release_instance(Instance& instance) noexcept;

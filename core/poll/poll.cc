@@ -116,7 +116,6 @@ class PollCall {
       Stream* s = FdTable::stream(fds_[i].fd);
       tracked_[i] = s;
       streams_[i] = s != nullptr && s->has_channel.load(std::memory_order_acquire) ? s : nullptr;
-      if (s != nullptr) ++tracked_count_;
       if (streams_[i] != nullptr) ++channel_count_;
     }
     return true;
@@ -171,9 +170,11 @@ class PollCall {
   long sleep(const Deadline& deadline, const sigset_t* sigmask) noexcept;
 
  private:
+  long sleep_in_kernel(size_t n, const Deadline& deadline, bool deaf,
+                       const sigset_t* sigmask) noexcept;
+
   pollfd* const fds_;
   const nfds_t n_;
-  nfds_t tracked_count_ = 0;
   nfds_t channel_count_ = 0;
   Array<Stream*, kSmall> tracked_;  // every stream of the set
   Array<Stream*, kSmall> streams_;  // those that have a channel in this round
@@ -197,14 +198,11 @@ bool PollCall::spin() noexcept {
 }
 
 long PollCall::sleep(const Deadline& deadline, const sigset_t* sigmask) noexcept {
-  ThreadBell* bell = ThreadBell::mine();
-  if (bell == nullptr) return -ENOMEM;
-  Array<SleepWatcher, kSmall> watchers;
-  Array<std::shared_ptr<Channel>, kSmall> channels;
-  if (!watchers.allocate(tracked_count_) || !channels.allocate(tracked_count_)) return -ENOMEM;
-  bell->drain();
+  Sleeper& sleeper = Sleeper::mine();
+  const Sleeper::Visit visit(sleeper);
+  // Without a bell nobody can tell us that something changed in this process: short naps then.
+  bool deaf = sleeper.fd() < 0;
   size_t used = n_;
-  size_t k = 0;
   for (nfds_t i = 0; i < n_; ++i) {
     kernel_[i] = pollfd{fds_[i].fd, fds_[i].events, 0};
     if (tracked_[i] == nullptr) continue;
@@ -212,43 +210,49 @@ long PollCall::sleep(const Deadline& deadline, const sigset_t* sigmask) noexcept
     // Streams on TCP, too: the keeper may lift one while this thread is in the kernel, and what
     // comes then comes by a doorbell that is not in the kernel's array. From here on a channel that
     // comes or goes strikes the bell; one that did so before this moment is seen by the look.
-    watchers[k].link(s, *bell);
+    const SleepWatcher* watcher = sleeper.link(s);
+    if (watcher == nullptr) deaf = true;
     if (s.has_channel.load(std::memory_order_acquire) != (streams_[i] != nullptr) ||
         FdTable::stream(fds_[i].fd) != &s) {
       return 0;  // another round
     }
-    if (streams_[i] == nullptr) {
-      ++k;
-      continue;
-    }
-    kernel_[i].fd = -1;
-    channels[k] = stream::channel_of(s);
-    if (channels[k]) {
-      // Drain, then arm, then look: whatever is published after the look rings again. The rings
-      // that were taken out may have been meant for another thread that sleeps on this stream for
-      // something else.
-      if (channels[k]->drain_wait_fd()) watchers[k].tell_others();
-      stream::arm_for_poll(*channels[k], fds_[i].events);
-      kernel_[used++] = pollfd{channels[k]->wait_fd(), POLLIN, 0};
-      // Parts that the kernel still owns are watched there as well.
-      const short part = stream::kernel_part(s, fds_[i].events);
-      if (part != 0) kernel_[i] = pollfd{fds_[i].fd, part, 0};
-    } else {
-      kernel_[i].fd = fds_[i].fd;
-    }
-    ++k;
+    if (streams_[i] == nullptr) continue;
+    // Not kept alive over the sleep: when it goes, the bell rings.
+    const std::shared_ptr<Channel> channel = stream::channel_of(s);
+    if (!channel) continue;
+    // Drain, then arm, then look: whatever is published after the look rings again. The rings that
+    // were taken out may have been meant for another thread that sleeps on this stream for
+    // something else.
+    if (channel->drain_wait_fd()) stream::wake_watchers_except(s, watcher);
+    stream::arm_for_poll(*channel, fds_[i].events);
+    kernel_[used++] = pollfd{channel->wait_fd(), POLLIN, 0};
+    // Parts that the kernel still owns are watched there as well.
+    const short part = stream::kernel_part(s, fds_[i].events);
+    kernel_[i] = pollfd{part != 0 ? fds_[i].fd : -1, part, 0};
   }
-  kernel_[used++] = pollfd{bell->fd(), POLLIN, 0};
+  if (!deaf) kernel_[used++] = pollfd{sleeper.fd(), POLLIN, 0};
   if (const long ready = look(); ready != 0) {
     return look_at_kernel(ready);
   }
-  timespec storage;
-  const timespec* timeout = deadline.as_timespec(&storage);
-  const auto r =
-      os::ppoll(kernel_.get(), used, const_cast<timespec*>(timeout), sigmask, kSigsetBytes);
-  if (!r) return -value(r.error());
+  long r = sleep_in_kernel(used, deadline, deaf, sigmask);
+  // More entries than RLIMIT_NOFILE: EINVAL (fs/select.c), where the program's own array was not.
+  if (r == -EINVAL && used > n_) r = sleep_in_kernel(n_, deadline, true, sigmask);
+  if (r < 0) return r;
   const long ready = look();
   return merge(ready);
+}
+
+long PollCall::sleep_in_kernel(size_t n, const Deadline& deadline, bool deaf,
+                               const sigset_t* sigmask) noexcept {
+  constexpr uint64_t kNapNs = 10'000'000;
+  timespec storage;
+  const timespec* timeout = deadline.as_timespec(&storage);
+  if (deaf && (deadline.is_never() || deadline.remaining_ns() > kNapNs)) {
+    storage = {0, kNapNs};
+    timeout = &storage;
+  }
+  const auto r = os::ppoll(kernel_.get(), n, const_cast<timespec*>(timeout), sigmask, kSigsetBytes);
+  return r ? *r : -value(r.error());
 }
 
 }  // namespace
