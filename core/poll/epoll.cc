@@ -1,6 +1,4 @@
-// epoll_create, epoll_ctl and epoll_wait: the program's view of an Instance.
-
-#include <vector>
+// epoll_create and epoll_wait, and an instance's end: the program's view of an Instance.
 
 #include "core/os/os.h"
 #include "core/poll/instance.h"
@@ -18,73 +16,6 @@ using stream::FdTable;
 using stream::Stream;
 
 constexpr size_t kSigsetBytes = 8;  // the kernel's sigset, not glibc's
-
-Instance* instance_of(int epfd) noexcept {
-  return static_cast<Instance*>(FdTable::object(epfd, FdKind::kEpoll));
-}
-
-/// The item of (instance, fd) among the stream's watchers. Watch lock held.
-Item* find_item_locked(Stream& s, Instance& in, int fd) noexcept {
-  for (stream::Watcher& w : s.watchers) {
-    if (!w.survives_fork()) continue;
-    auto& item = static_cast<Item&>(w);
-    if (item.instance == &in && item.fd == fd) return &item;
-  }
-  return nullptr;
-}
-
-long add_stream(Instance& in, Stream& s, int fd, const epoll_event& event, KernelCall kernel) {
-  Item* item = acquire_item();
-  if (item == nullptr) return -ENOMEM;
-  // The kernel's registration, the item and the stream's channel change together under these locks:
-  // a channel that is attached meanwhile waits in path_changed().
-  MutexLock watch(s.watch_mutex);
-  MutexLock lock(in.mutex);
-  const long r = kernel();
-  if (r != 0) {
-    release_item(*item);
-    return r;
-  }
-  item->instance = &in;
-  item->stream = &s;
-  item->fd = fd;
-  item->user = event;
-  s.watchers.push_back(*item);
-  if (s.doorbell_fd.load(std::memory_order_acquire) >= 0) {
-    item->fresh = true;
-    in.manage_locked(*item);
-  }
-  return 0;
-}
-
-long modify_stream(Instance& in, Stream& s, int fd, const epoll_event& event, KernelCall kernel) {
-  MutexLock watch(s.watch_mutex);
-  MutexLock lock(in.mutex);
-  Item* item = find_item_locked(s, in, fd);
-  // The kernel judges the request (EXCLUSIVE, unknown fd); its registration is then put right
-  // again.
-  const long r = kernel();
-  if (r != 0 || item == nullptr) return r;
-  item->user = event;
-  item->disabled = false;
-  if (item->managed) {
-    in.unmanage_locked(*item);
-    item->fresh = true;
-    in.manage_locked(*item);
-  }
-  return 0;
-}
-
-long remove_stream(Instance& in, Stream& s, int fd, KernelCall kernel) {
-  MutexLock watch(s.watch_mutex);
-  MutexLock lock(in.mutex);
-  Item* item = find_item_locked(s, in, fd);
-  const long r = kernel();
-  if (r != 0 || item == nullptr) return r;
-  s.watchers.erase(s.watchers.iterator_to(*item));
-  in.forget_locked(*item);
-  return 0;
-}
 
 /// Our own events may be among those that the kernel gave. Returns how many are the program's, and
 /// adds, if asked, what the items behind ours have to say (not twice in one call: a level-triggered
@@ -178,22 +109,6 @@ void on_epoll_dup(void* instance, int copy) noexcept {
   FdTable::set(copy, FdKind::kEpoll, in);
 }
 
-/// The descriptors of the instance's streams.
-struct Members {
-  Instance* instance;
-  std::vector<int> fds;
-};
-
-void collect_members(Stream& s, void* arg) noexcept {
-  auto& members = *static_cast<Members*>(arg);
-  MutexLock watch(s.watch_mutex);
-  for (stream::Watcher& w : s.watchers) {
-    if (w.survives_fork() && static_cast<Item&>(w).instance == members.instance) {
-      members.fds.push_back(static_cast<Item&>(w).fd);
-    }
-  }
-}
-
 void unlink_from(Stream& s, void* arg) noexcept {
   Instance& in = *static_cast<Instance*>(arg);
   MutexLock watch(s.watch_mutex);
@@ -218,21 +133,16 @@ void on_last_close(void* instance, int fd) noexcept {
     return;
   }
   stream::for_each_stream(unlink_from, in);
+  forget_unconnected(*in);
   release_instance(*in);
 }
 
 }  // namespace
 
-void Instance::become_nested() noexcept {
-  nested.store(true, std::memory_order_release);
-  Members members{this, {}};
-  stream::for_each_stream(collect_members, &members);
-  for (const int fd : members.fds) stream::pin_to_tcp(fd, "in a nested epoll instance");
-}
-
 void install_hooks() noexcept {
   stream::g_epoll_close = &on_last_close;
   stream::g_epoll_dup = &on_epoll_dup;
+  stream::g_epoll_adopt = &adopt_stream;
   stream::g_epoll_lock = &lock_instances;
   stream::g_epoll_unlock = &unlock_instances;
   stream::g_epoll_fork_child = []() noexcept {
@@ -242,43 +152,10 @@ void install_hooks() noexcept {
   };
 }
 
-void note_watched(int fd) noexcept {
-  Instance* in = instance_of(fd);
-  if (in != nullptr && !in->nested.load(std::memory_order_acquire)) in->become_nested();
-}
-
 void on_epoll_create(int epfd) noexcept {
   if (epfd < 0) return;
   install_hooks();
   if (Instance* in = acquire_instance(epfd)) FdTable::set(epfd, FdKind::kEpoll, in);
-}
-
-long epoll_ctl(int epfd, int op, int fd, epoll_event* event, KernelCall kernel) {
-  Stream* s = FdTable::stream(fd);
-  if (s == nullptr) {
-    if (op == EPOLL_CTL_ADD) note_watched(fd);
-    return kernel();
-  }
-  Instance* in = instance_of(epfd);
-  if (in == nullptr) {
-    // Inherited or received: what it does is out of our sight.
-    stream::pin_to_tcp(fd, "in an epoll instance that came from elsewhere");
-    return kernel();
-  }
-  if (in->nested.load(std::memory_order_acquire)) {
-    stream::pin_to_tcp(fd, "in a nested epoll instance");
-    return kernel();
-  }
-  switch (op) {
-    case EPOLL_CTL_ADD:
-      return event == nullptr ? kernel() : add_stream(*in, *s, fd, *event, kernel);
-    case EPOLL_CTL_MOD:
-      return event == nullptr ? kernel() : modify_stream(*in, *s, fd, *event, kernel);
-    case EPOLL_CTL_DEL:
-      return remove_stream(*in, *s, fd, kernel);
-    default:
-      return kernel();
-  }
 }
 
 long epoll_wait(int epfd, epoll_event* events, int max_events, const timespec* timeout,

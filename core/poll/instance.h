@@ -63,6 +63,7 @@ class Item final : public stream::Watcher, public ReadyListHook, public ItemList
   bool local_news = false;  // an edge for EPOLLET that no word shows
   bool linked_ready = false;
   int doorbell = -1;
+  Item* next_unconnected = nullptr;
   uint32_t looks_unanswered = 0;  // since the doorbell was drained
   uint64_t seen_published = 0;    // EPOLLET: what had been published at the last report
 };
@@ -122,6 +123,12 @@ class Instance {
   uint32_t events_now(Item& item) noexcept;
 };
 
+// --- epoll_ctl.cc ---
+Instance* instance_of(int epfd) noexcept;
+/// The socket fd has become a stream: registrations that were made before find it.
+void adopt_stream(stream::Stream& s, int fd) noexcept;
+
+// --- epoll.cc ---
 /// Hooks for the room below: set when the first instance or the first sleeper's bell comes to be.
 void install_hooks() noexcept;
 
@@ -130,6 +137,14 @@ Instance* acquire_instance(int epfd) noexcept;
 void release_instance(Instance& instance) noexcept;
 Item* acquire_item() noexcept;
 void release_item(Item& item) noexcept;
+/// Registrations of sockets that are no streams yet, by number. One that is closed stays until the
+/// number is used again, so whoever takes them asks the kernel. `in` null: an instance that is not
+/// ours.
+void remember_unconnected(Instance* in, int fd, const epoll_event& event) noexcept;
+void forget_unconnected(Instance* in, int fd) noexcept;
+void forget_unconnected(Instance& in) noexcept;
+/// All of one number, linked by next_unconnected; the caller's now.
+Item* take_unconnected(int fd) noexcept;
 /// The item whose address `data` is, or null: the program's own data.
 Item* item_from_data(uint64_t data) noexcept;
 bool is_kick_data(uint64_t data) noexcept;

@@ -1,0 +1,136 @@
+// epoll with streams in it: registrations that are older than the stream, several threads in one
+// instance, edges, ONESHOT, and what other threads may see meanwhile.
+
+#include <thread>
+
+#include "core/os/os.h"
+#include "core/poll/instance.h"
+#include "tests/stream/loopback.h"
+
+namespace rsock {
+namespace {
+
+using namespace rsock::testing;
+
+/// An epoll instance and the program's calls on it, as preload/ makes them.
+class Epoll {
+ public:
+  Epoll() : fd_(::epoll_create1(EPOLL_CLOEXEC)) { poll::on_epoll_create(fd_); }
+  ~Epoll() { close_fd(fd_); }
+  Epoll(const Epoll&) = delete;
+  Epoll& operator=(const Epoll&) = delete;
+
+  int fd() const { return fd_; }
+  poll::Instance& instance() const { return *poll::instance_of(fd_); }
+
+  long control(int op, int fd, uint32_t events) {
+    epoll_event event{};
+    event.events = events;
+    event.data.u64 = kData + static_cast<uint64_t>(fd);
+    return control(op, fd, &event);
+  }
+  long control(int op, int fd, epoll_event* event) {
+    return poll::epoll_ctl(fd_, op, fd, event,
+                           [&]() -> long { return ask_kernel(SYS_epoll_ctl, fd_, op, fd, event); });
+  }
+  long wait(epoll_event* events, int max, int timeout_ms) {
+    const timespec limit{timeout_ms / 1000, timeout_ms % 1000 * 1'000'000L};
+    return poll::epoll_wait(
+        fd_, events, max, timeout_ms < 0 ? nullptr : &limit, nullptr,
+        [&]() -> long { return ask_kernel(SYS_epoll_pwait, fd_, events, max, timeout_ms, 0, 8); });
+  }
+  /// The events of the one descriptor that is ready, 0 for none, ~0 for any other answer.
+  uint32_t wait_for(int fd, int timeout_ms) {
+    epoll_event events[4] = {};
+    const long n = wait(events, 4, timeout_ms);
+    if (n == 0) return 0;
+    return n == 1 && events[0].data.u64 == kData + static_cast<uint64_t>(fd) ? events[0].events
+                                                                             : ~0u;
+  }
+
+ private:
+  static constexpr uint64_t kData = 0x1234'5678'0000'0000;
+  int fd_;
+};
+
+class EpollStreams : public ::testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override { configure({"RSOCK_RING_BYTES=65536", GetParam()}); }
+};
+
+/// socket, add, connect: the order of Asio, Netty and libuv.
+TEST_P(EpollStreams, ASocketThatWasAddedBeforeConnectWakesAfterTheLift) {
+  for (const bool modify : {false, true}) {
+    Epoll epoll;
+    sockaddr_in address;
+    const int listener = listen_somewhere(&address);
+    Connection c;
+    c.left = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    stream::on_socket(c.left, AF_INET, SOCK_STREAM, 0);
+    ASSERT_EQ(epoll.control(EPOLL_CTL_ADD, c.left, EPOLLIN | EPOLLET), 0);
+    if (modify) {
+      ASSERT_EQ(epoll.control(EPOLL_CTL_MOD, c.left, EPOLLIN), 0);
+    }
+    ASSERT_EQ(::connect(c.left, reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+    stream::on_connect(c.left, 0);
+    c.right = accept_stream(listener);
+    close_fd(listener);
+    ASSERT_TRUE(ping_until_lifted(c));
+    for (epoll_event left_over[4]; epoll.wait(left_over, 4, 0) > 0;) {
+    }
+    std::thread peer([&] {
+      nap_us(20'000);
+      ASSERT_EQ(do_send(c.right, "a", 1), 1);
+    });
+    EXPECT_EQ(epoll.wait_for(c.left, 10'000), EPOLLIN);
+    peer.join();
+    EXPECT_EQ(epoll.wait_for(c.left, 0), modify ? EPOLLIN : 0u) << "level or edge, as it was last";
+  }
+}
+
+TEST_P(EpollStreams, ARegistrationThatEndedWithItsSocketIsNoOnesLater) {
+  Epoll epoll;
+  sockaddr_in address;
+  const int listener = listen_somewhere(&address);
+  const int gone = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  stream::on_socket(gone, AF_INET, SOCK_STREAM, 0);
+  ASSERT_EQ(epoll.control(EPOLL_CTL_ADD, gone, EPOLLIN | EPOLLOUT), 0);
+  close_fd(gone);
+  Connection c;
+  c.left = connect_stream(address);
+  ASSERT_EQ(c.left, gone) << "the lowest free number";
+  c.right = accept_stream(listener);
+  close_fd(listener);
+  ASSERT_TRUE(ping_until_lifted(c));
+  EXPECT_EQ(epoll.wait_for(c.left, 0), 0u);
+  EXPECT_EQ(epoll.control(EPOLL_CTL_MOD, c.left, EPOLLIN), -ENOENT);
+}
+
+/// The thread that adds has looked the stream up; meanwhile another closes it.
+TEST_P(EpollStreams, AddOfAStreamThatIsClosedMeanwhileLinksNothing) {
+  Epoll epoll;
+  Connection c = Connection::make();
+  Stream& s = *FdTable::stream(c.left);
+  epoll_event event{};
+  event.events = EPOLLIN;
+  const int left = c.left;
+  EXPECT_EQ(poll::epoll_ctl(epoll.fd(), EPOLL_CTL_ADD, left, &event,
+                            [&]() -> long {
+                              // The number leaves the table; the watchers wait for our lock.
+                              FdTable::clear(left);
+                              return ask_kernel(SYS_epoll_ctl, epoll.fd(), EPOLL_CTL_ADD, left,
+                                                &event);
+                            }),
+            0);
+  EXPECT_TRUE(s.watchers.empty());
+  FdTable::set(left, stream::FdKind::kStream, &s);
+}
+
+INSTANTIATE_TEST_SUITE_P(Waits, EpollStreams,
+                         ::testing::Values("RSOCK_SPIN_US=0", "RSOCK_SPIN_US=50"),
+                         [](const ::testing::TestParamInfo<const char*>& info) {
+                           return std::string(info.index == 0 ? "Sleeping" : "Spinning");
+                         });
+
+}  // namespace
+}  // namespace rsock
