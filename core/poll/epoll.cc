@@ -1,5 +1,7 @@
 // epoll_create and epoll_wait, and an instance's end: the program's view of an Instance.
 
+#include <utility>
+
 #include "core/os/os.h"
 #include "core/poll/instance.h"
 #include "core/poll/readiness_ops.h"
@@ -17,18 +19,43 @@ using stream::Stream;
 
 constexpr size_t kSigsetBytes = 8;  // the kernel's sigset, not glibc's
 
+/// This thread is in the kernel's wait, or about to be: see Instance::sleepers.
+class Asleep {
+ public:
+  explicit Asleep(Instance& in) noexcept : in_(in) {}
+  ~Asleep() { end(); }
+  Asleep(const Asleep&) = delete;
+  Asleep& operator=(const Asleep&) = delete;
+
+  void begin() noexcept {
+    counted_ = true;
+    // seq_cst: in epoll_wait() a look at managed_count follows.
+    in_.sleepers.fetch_add(1, std::memory_order_seq_cst);
+  }
+  void end() noexcept {
+    if (std::exchange(counted_, false)) in_.sleepers.fetch_sub(1, std::memory_order_relaxed);
+  }
+
+ private:
+  Instance& in_;
+  bool counted_ = false;
+};
+
 /// Our own events may be among those that the kernel gave. Returns how many are the program's, and
 /// adds, if asked, what the items behind ours have to say (not twice in one call: a level-triggered
 /// one would be reported again).
 int translate(Instance& in, epoll_event* events, int n, int max, bool collect) noexcept {
   int kept = 0;
+  bool others = false;
   {
     MutexLock lock(in.mutex);
     kept = in.sort_locked(events, n);
     if (collect && !in.ready.empty() && kept < max)
       kept += in.collect_locked(events + kept, max - kept);
+    others = in.others_have_to_look_locked();
   }
   in.tell_robbed();
+  if (others) in.ring();
   return kept;
 }
 
@@ -69,10 +96,12 @@ long wait_managed(Instance& in, int epfd, epoll_event* events, int max, const ti
                   const sigset_t* sigmask) noexcept {
   const Deadline deadline = Deadline::from_timeout(timeout);
   const bool immediate = timeout != nullptr && timeout->tv_sec == 0 && timeout->tv_nsec == 0;
-  bool spun = false;
+  bool spun = immediate;
   for (;;) {
     int n = 0;
     bool asked_kernel = false;
+    bool others = false;
+    Asleep asleep(in);
     {
       MutexLock lock(in.mutex);
       // Our items must not starve the kernel's descriptors: after an answer that they filled alone
@@ -85,17 +114,23 @@ long wait_managed(Instance& in, int epfd, epoll_event* events, int max, const ti
       }
       n += in.collect_locked(events + n, max - n);
       if (n == max) in.kernel_first = true;
+      // Under the lock in which nothing was ready: whoever leaves something behind sees us.
+      if (n == 0 && spun && !immediate) asleep.begin();
+      others = in.others_have_to_look_locked();
     }
     in.tell_robbed();
-    timespec storage{0, 0};
-    const timespec* wait = &storage;
-    if (n == 0 && !immediate) {
-      if (!spun && (spun = true, spin(in))) continue;
-      wait = deadline.as_timespec(&storage);
+    if (others) in.ring();
+    if (n == 0 && !spun) {
+      spun = true;
+      (void)spin(in);
+      continue;
     }
+    timespec storage{0, 0};
+    const timespec* wait = n == 0 && !immediate ? deadline.as_timespec(&storage) : &storage;
     if (n == max || (n != 0 && asked_kernel)) return n;
     const auto got =
         os::epoll_pwait2(epfd, events + n, max - n, wait, n == 0 ? sigmask : nullptr, kSigsetBytes);
+    asleep.end();
     if (!got) return n != 0 ? n : -value(got.error());
     n += translate(in, events + n, *got, max - n, n == 0);
     if (n != 0 || immediate) return n;
@@ -161,9 +196,14 @@ void on_epoll_create(int epfd) noexcept {
 long epoll_wait(int epfd, epoll_event* events, int max_events, const timespec* timeout,
                 const sigset_t* sigmask, KernelCall kernel) {
   Instance* in = instance_of(epfd);
-  if (in == nullptr) return kernel();
-  if (in->managed_count.load(std::memory_order_acquire) == 0 || max_events <= 0) {
+  if (in == nullptr || max_events <= 0) return kernel();
+  Asleep asleep(*in);
+  if (timeout == nullptr || timeout->tv_sec != 0 || timeout->tv_nsec != 0) asleep.begin();
+  // seq_cst pairs with manage_locked(): either we see the first item here, or who leaves something
+  // behind sees a sleeper.
+  if (in->managed_count.load(std::memory_order_seq_cst) == 0) {
     const long n = kernel();
+    asleep.end();
     if (n <= 0) return n;
     bool ours = false;
     for (long i = 0; i < n; ++i) {
@@ -177,6 +217,7 @@ long epoll_wait(int epfd, epoll_event* events, int max_events, const timespec* t
     // Only news of ours, none of it for the program: wait on. (The time already waited is small:
     // what woke us is the lift itself.)
   }
+  asleep.end();
   return wait_managed(*in, epfd, events, max_events, timeout, sigmask);
 }
 

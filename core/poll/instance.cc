@@ -82,7 +82,7 @@ void Instance::manage_locked(Item& item) noexcept {
   item.seen_published = UINT64_MAX;  // the channel counts from its own beginning
   item.doorbell = item.stream->doorbell_fd.load(std::memory_order_acquire);
   managed_items.push_back(item);
-  managed_count.fetch_add(1, std::memory_order_release);
+  managed_count.fetch_add(1, std::memory_order_seq_cst);  // pairs with epoll_wait()
   const auto data = reinterpret_cast<uint64_t>(&item);
   epoll_event event{};
   event.events = EPOLLIN | EPOLLET;
@@ -195,6 +195,18 @@ bool Instance::look_locked(Item& item, epoll_event* out) noexcept {
   return true;
 }
 
+/// An edge-triggered item that was reported, while others sleep: armed at once, so that the next
+/// bytes wake one of them, and none is woken to find nothing. A thread alone saves the peer's ring.
+bool Instance::rests_after_edge_locked(Item& item) noexcept {
+  if ((item.user.events & EPOLLET) == 0 || sleepers.load(std::memory_order_seq_cst) == 0) {
+    return false;
+  }
+  drain_and_arm_locked(item);
+  const Arrivals now = arrivals(item);
+  return (now.by_kernel || now.count == item.seen_published) &&
+         !item.stream->tx_nospace.load(std::memory_order_relaxed);
+}
+
 int Instance::collect_locked(epoll_event* events, int max) noexcept {
   int n = 0;
   size_t left = ready.size();
@@ -207,7 +219,7 @@ int Instance::collect_locked(epoll_event* events, int max) noexcept {
     ++n;
     // Stays in line, at the end (fairness): level-triggered because it may still be ready,
     // edge-triggered because it is not armed and the next wait has to look whether anything came.
-    if (!item.disabled) make_ready_locked(item, false);
+    if (!item.disabled && !rests_after_edge_locked(item)) make_ready_locked(item, false);
   }
   return n;
 }

@@ -79,6 +79,9 @@ class Instance {
   int epfd = -1;
   std::atomic<int> fd_refs{0};
   std::atomic<int> managed_count{0};
+  /// Threads that wait in the kernel. Nothing that is left in `ready` is armed, so whoever leaves
+  /// something there while others sleep rings for one of them, as ep_done_scan() does.
+  std::atomic<int> sleepers{0};
   ReadyList ready;
   ItemList managed_items;
   bool kernel_first RSOCK_GUARDED_BY(mutex) =
@@ -96,6 +99,11 @@ class Instance {
   void make_ready_locked(Item& item, bool local) noexcept RSOCK_REQUIRES(mutex);
   /// Looks at the ready items, fills events. Returns the count.
   int collect_locked(epoll_event* events, int max) noexcept RSOCK_REQUIRES(mutex);
+  /// Something is ready, or was left unarmed, and a thread sleeps: ring() once the mutex is free.
+  bool others_have_to_look_locked() const noexcept RSOCK_REQUIRES(mutex) {
+    // seq_cst: see epoll_wait().
+    return !ready.empty() && sleepers.load(std::memory_order_seq_cst) != 0;
+  }
   /// Streams whose doorbell a look drained: other sleepers may have been robbed of their ring, and
   /// are told once the mutex is free.
   void tell_robbed() noexcept RSOCK_EXCLUDES(mutex);
@@ -113,6 +121,7 @@ class Instance {
 
   void drain_and_arm_locked(Item& item) noexcept RSOCK_REQUIRES(mutex);
   bool look_locked(Item& item, epoll_event* out) noexcept RSOCK_REQUIRES(mutex);
+  bool rests_after_edge_locked(Item& item) noexcept RSOCK_REQUIRES(mutex);
   struct Arrivals {
     uint64_t count = 0;      // bytes that had come, by whatever path
     bool by_kernel = false;  // TCP carries the direction

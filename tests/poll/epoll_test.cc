@@ -126,6 +126,47 @@ TEST_P(EpollStreams, AddOfAStreamThatIsClosedMeanwhileLinksNothing) {
   FdTable::set(left, stream::FdKind::kStream, &s);
 }
 
+/// Two threads in one instance. Each takes one event, one byte, and is busy from then on: what
+/// comes next is the other's.
+void two_workers(Epoll& epoll, const Connection& c) {
+  std::atomic<int> took{0};
+  std::atomic<bool> over{false};
+  auto work = [&] {
+    for (;;) {
+      epoll_event events[4];
+      const long n = epoll.wait(events, 4, 20'000);
+      ASSERT_GT(n, 0);
+      char byte;
+      if (do_recv(c.right, &byte, 1, MSG_DONTWAIT) != 1) continue;
+      ++took;
+      EXPECT_TRUE(eventually([&] { return over.load(); }));
+      return;
+    }
+  };
+  std::thread one(work);
+  std::thread two(work);
+  EXPECT_TRUE(eventually([&] { return epoll.instance().sleepers.load() == 2; }));
+  nap_us(5'000);
+  EXPECT_EQ(do_send(c.left, "a", 1), 1);
+  EXPECT_TRUE(eventually([&] { return took.load() == 1; }));
+  nap_us(20'000);  // the other sleeps again
+  EXPECT_EQ(do_send(c.left, "a", 1), 1);
+  EXPECT_TRUE(eventually([&] { return took.load() == 2; }, 6'000)) << "slept on";
+  over = true;
+  one.join();
+  two.join();
+}
+
+TEST_P(EpollStreams, WhileOneThreadIsBusyTheNextBytesWakeTheOther) {
+  for (const uint32_t how : {0u, static_cast<uint32_t>(EPOLLET)}) {
+    Epoll epoll;
+    Connection c = Connection::make();
+    ASSERT_EQ(epoll.control(EPOLL_CTL_ADD, c.right, EPOLLIN | how), 0);
+    ASSERT_TRUE(ping_until_lifted(c));
+    two_workers(epoll, c);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Waits, EpollStreams,
                          ::testing::Values("RSOCK_SPIN_US=0", "RSOCK_SPIN_US=50"),
                          [](const ::testing::TestParamInfo<const char*>& info) {
