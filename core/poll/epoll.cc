@@ -154,7 +154,7 @@ void unlink_from(Stream& s, void* arg) noexcept {
     auto& item = static_cast<Item&>(w);
     if (item.instance != &in) continue;
     s.watchers.erase(s.watchers.iterator_to(w));
-    in.forget_locked(item);
+    in.forget_locked(item, false);
   }
 }
 
@@ -207,8 +207,7 @@ long epoll_wait(int epfd, epoll_event* events, int max_events, const timespec* t
     if (n <= 0) return n;
     bool ours = false;
     for (long i = 0; i < n; ++i) {
-      if (item_from_data(events[i].data.u64) != nullptr || is_kick_data(events[i].data.u64))
-        ours = true;
+      if (EventData::parse(events[i].data.u64).tag != EventData::Tag::kProgram) ours = true;
     }
     if (!ours) return n;
     // A stream was lifted while this thread was in the kernel.

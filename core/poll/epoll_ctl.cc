@@ -1,5 +1,6 @@
 // epoll_ctl: which streams are in which instance, from before they are streams.
 
+#include <utility>
 #include <vector>
 
 #include "core/os/os.h"
@@ -33,7 +34,29 @@ bool is_still_locked(Stream& s, int fd) noexcept RSOCK_REQUIRES(s.watch_mutex) {
   return FdTable::stream(fd) == &s;
 }
 
-/// Links a new item: the stream is in the kernel's instance under the number fd.
+/// The program's structure, which may be anywhere. The kernel reads it before it looks at the
+/// descriptors (fs/eventpoll.c), and there is none with that number.
+bool copy_in(const Instance& in, epoll_event* event, epoll_event* out) noexcept {
+  const auto r = os::epoll_ctl(in.epfd, EPOLL_CTL_MOD, -1, event);
+  if (!r && r.error() == EFAULT) return false;
+  *out = *event;
+  return true;
+}
+
+/// EPOLLEXCLUSIVE goes with few others, and is never modified (do_epoll_ctl()).
+bool acceptable(int op, uint32_t events, uint32_t before) noexcept {
+  constexpr uint32_t kWithExclusive =
+      EPOLLIN | EPOLLOUT | EPOLLERR | EPOLLHUP | EPOLLWAKEUP | EPOLLET | EPOLLEXCLUSIVE;
+  if (op == EPOLL_CTL_MOD) return ((events | before) & EPOLLEXCLUSIVE) == 0;
+  return (events & EPOLLEXCLUSIVE) == 0 || (events & ~kWithExclusive) == 0;
+}
+
+long ask(int epfd, int op, int fd, epoll_event event) noexcept {
+  const auto r = os::epoll_ctl(epfd, op, fd, &event);
+  return r ? 0 : -value(r.error());
+}
+
+/// Links a new item: the stream is in the kernel's instance under the number fd, or will be.
 void link_locked(Instance& in, Stream& s, int fd, const epoll_event& event, Item& item) noexcept
     RSOCK_REQUIRES(s.watch_mutex, in.mutex) {
   item.instance = &in;
@@ -41,48 +64,71 @@ void link_locked(Instance& in, Stream& s, int fd, const epoll_event& event, Item
   item.fd = fd;
   item.user = event;
   s.watchers.push_back(item);
-  if (s.doorbell_fd.load(std::memory_order_acquire) >= 0) {
-    item.fresh = true;
-    in.manage_locked(item);
-  }
 }
 
-long add_stream(Instance& in, Stream& s, int fd, const epoll_event* event, KernelCall kernel) {
+bool has_doorbell(const Stream& s) noexcept {
+  return s.doorbell_fd.load(std::memory_order_acquire) >= 0;
+}
+
+long add_stream(Instance& in, Stream& s, int fd, const epoll_event& event) {
   Item* item = acquire_item();
   if (item == nullptr) return -ENOMEM;
   // The kernel's registration, the item and the stream's channel change together under these locks:
   // a channel that is attached meanwhile waits in path_changed().
   MutexLock watch(s.watch_mutex);
   MutexLock lock(in.mutex);
-  const long r = kernel();
-  if (r == 0 && is_still_locked(s, fd)) {
-    link_locked(in, s, fd, *event, *item);
+  const bool lifted = has_doorbell(s);
+  item->user = event;
+  long r = 0;
+  if (lifted) {
+    // Never the program's events: a silent TCP connection is writable, and another thread would be
+    // told so.
+    r = acceptable(EPOLL_CTL_ADD, event.events, 0)
+            ? ask(in.epfd, EPOLL_CTL_ADD, fd, {kOurEvents, {.u64 = EventData::of(*item)}})
+            : -EINVAL;
   } else {
+    r = ask(in.epfd, EPOLL_CTL_ADD, fd, in.plain_locked(*item));
+  }
+  if (r != 0 || !is_still_locked(s, fd)) {
     release_item(*item);
+    return r;
+  }
+  link_locked(in, s, fd, event, *item);
+  if (lifted) {
+    item->fresh = true;
+    in.manage_locked(*item, true);
   }
   return r;
 }
 
-long modify_stream(Instance& in, Stream& s, int fd, const epoll_event* event, KernelCall kernel) {
+long modify_stream(Instance& in, Stream& s, int fd, const epoll_event& event) {
   MutexLock watch(s.watch_mutex);
   MutexLock lock(in.mutex);
   Item* item = find_item_locked(s, in, fd);
-  // The kernel judges the request (EXCLUSIVE, unknown fd); its registration is then put right
-  // again.
-  const long r = kernel();
-  if (r != 0) return r;
-  if (item == nullptr) {  // added in a way that nobody told us of
-    if (!is_still_locked(s, fd)) return r;
-    if ((item = acquire_item()) != nullptr) link_locked(in, s, fd, *event, *item);
+  if (item == nullptr) {
+    const long r = ask(in.epfd, EPOLL_CTL_MOD, fd, event);
+    // Added in a way that nobody told us of.
+    if (r == 0 && is_still_locked(s, fd) && (item = acquire_item()) != nullptr) {
+      link_locked(in, s, fd, event, *item);
+      if (has_doorbell(s)) in.manage_locked(*item, false);
+    }
     return r;
   }
-  item->user = *event;
-  item->disabled = false;
-  if (item->managed) {
-    in.unmanage_locked(*item);
-    item->fresh = true;
-    in.manage_locked(*item);
+  if (!item->managed) {
+    const epoll_event before = std::exchange(item->user, event);
+    const long r = ask(in.epfd, EPOLL_CTL_MOD, fd, in.plain_locked(*item));
+    if (r != 0) {
+      item->user = before;
+      --item->arming;
+    } else {
+      item->disabled = false;
+    }
+    return r;
   }
+  if (!acceptable(EPOLL_CTL_MOD, event.events, item->user.events)) return -EINVAL;
+  item->user = event;
+  item->disabled = false;
+  in.modified_locked(*item);
   return 0;
 }
 
@@ -93,8 +139,8 @@ long remove_stream(Instance& in, Stream& s, int fd, KernelCall kernel) {
   const long r = kernel();
   if (r != 0 || item == nullptr) return r;
   s.watchers.erase(s.watchers.iterator_to(*item));
-  in.forget_locked(*item);
-  return 0;
+  in.forget_locked(*item, false);
+  return r;
 }
 
 /// A registration that was made before the socket was connected finds its stream.
@@ -109,7 +155,7 @@ void adopt_one(Stream& s, int fd, Item& item) noexcept {
   // The kernel forgets a registration with the socket, whatever closes it: is it there? Asked by
   // adding it once more, under data that epoll_wait leaves out.
   epoll_event probe{};
-  probe.data.u64 = kick_data();
+  probe.data.u64 = EventData::kick();
   const auto added = os::epoll_ctl(in->epfd, EPOLL_CTL_ADD, fd, &probe);
   if (added) (void)os::epoll_ctl(in->epfd, EPOLL_CTL_DEL, fd, nullptr);
   if (added || added.error() != EEXIST || !is_still_locked(s, fd) ||
@@ -117,6 +163,7 @@ void adopt_one(Stream& s, int fd, Item& item) noexcept {
     return release_item(item);
   }
   link_locked(*in, s, fd, item.user, item);
+  if (has_doorbell(s)) in->manage_locked(item, false);
 }
 
 /// epoll_ctl of a socket that is not connected: a listener, or a stream in the making (Asio, Netty
@@ -194,16 +241,14 @@ long epoll_ctl(int epfd, int op, int fd, epoll_event* event, KernelCall kernel) 
     stream::pin_to_tcp(fd, kNested);
     return kernel();
   }
-  switch (op) {
-    case EPOLL_CTL_ADD:
-      return add_stream(*in, *s, fd, event, kernel);
-    case EPOLL_CTL_MOD:
-      return modify_stream(*in, *s, fd, event, kernel);
-    case EPOLL_CTL_DEL:
-      return remove_stream(*in, *s, fd, kernel);
-    default:
-      return kernel();
-  }
+  if (op == EPOLL_CTL_DEL) return remove_stream(*in, *s, fd, kernel);
+  if (op != EPOLL_CTL_ADD && op != EPOLL_CTL_MOD) return kernel();
+  epoll_event copy;
+  if (!copy_in(*in, event, &copy)) return -EFAULT;
+  const long r =
+      op == EPOLL_CTL_ADD ? add_stream(*in, *s, fd, copy) : modify_stream(*in, *s, fd, copy);
+  in->tell_robbed();
+  return r;
 }
 
 }  // namespace rsock::poll

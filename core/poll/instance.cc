@@ -1,7 +1,6 @@
 #include "core/poll/instance.h"
 
 #include <poll.h>
-#include <sys/eventfd.h>
 
 #include <utility>
 
@@ -9,105 +8,9 @@
 #include "core/stream/moves.h"
 
 namespace rsock::poll {
-namespace {
-
-constexpr uint32_t kInterest = EPOLLIN | EPOLLPRI | EPOLLOUT | EPOLLRDNORM | EPOLLRDBAND |
-                               EPOLLWRNORM | EPOLLWRBAND | EPOLLRDHUP;
-
-/// Changes a registration even where MOD is not allowed (EPOLLEXCLUSIVE: epoll_ctl(2)).
-void register_as(int epfd, int fd, uint32_t events, uint64_t data) noexcept {
-  epoll_event event{};
-  event.events = events;
-  event.data.u64 = data;
-  const auto r = os::epoll_ctl(epfd, EPOLL_CTL_MOD, fd, &event);
-  if (r || r.error() != EINVAL) return;
-  (void)os::epoll_ctl(epfd, EPOLL_CTL_DEL, fd, nullptr);
-  (void)os::epoll_ctl(epfd, EPOLL_CTL_ADD, fd, &event);
-}
-
-}  // namespace
-
-void Item::on_maybe_ready(stream::Stream&) noexcept {
-  Instance& in = *instance;
-  {
-    MutexLock lock(in.mutex);
-    if (!managed) return;
-    in.make_ready_locked(*this, true);
-  }
-  in.ring();
-}
-
-void Item::on_path_changed(stream::Stream& s) noexcept {
-  Instance& in = *instance;
-  MutexLock lock(in.mutex);
-  const bool channel = s.doorbell_fd.load(std::memory_order_acquire) >= 0;
-  if (channel && !managed) in.manage_locked(*this);
-  if (!channel && managed) in.unmanage_locked(*this);
-}
-
-void Item::on_closed(stream::Stream&) noexcept {
-  Instance& in = *instance;
-  MutexLock lock(in.mutex);
-  in.forget_locked(*this);
-}
-
-void Instance::forget_locked(Item& item) noexcept {
-  if (item.managed) {
-    if (item.doorbell >= 0) (void)os::epoll_ctl(epfd, EPOLL_CTL_DEL, item.doorbell, nullptr);
-    managed_items.erase(managed_items.iterator_to(item));
-    managed_count.fetch_sub(1, std::memory_order_release);
-  }
-  if (item.linked_ready) ready.erase(ready.iterator_to(item));
-  release_item(item);
-}
-
 void Instance::ring() noexcept {
   const uint64_t one = 1;
   if (kick) (void)os::write(kick.get(), &one, sizeof(one));
-}
-
-void Instance::manage_locked(Item& item) noexcept {
-  if (!kick) {
-    if (const auto fd = os::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-      if (auto owned = os::raise(*fd)) {
-        kick = std::move(*owned);
-        epoll_event event{};
-        event.events = EPOLLIN | EPOLLET;
-        event.data.u64 = kick_data();
-        (void)os::epoll_ctl(epfd, EPOLL_CTL_ADD, kick.get(), &event);
-      }
-    }
-  }
-  item.managed = true;
-  item.seen_published = UINT64_MAX;  // the channel counts from its own beginning
-  item.doorbell = item.stream->doorbell_fd.load(std::memory_order_acquire);
-  managed_items.push_back(item);
-  managed_count.fetch_add(1, std::memory_order_seq_cst);  // pairs with epoll_wait()
-  const auto data = reinterpret_cast<uint64_t>(&item);
-  epoll_event event{};
-  event.events = EPOLLIN | EPOLLET;
-  event.data.u64 = data;
-  // EEXIST: the same stream is in this instance under another number as well; its item will do.
-  (void)os::epoll_ctl(epfd, EPOLL_CTL_ADD, item.doorbell, &event);
-  // OUT is nearly always true on a silent TCP connection: the registration itself wakes a waiting
-  // thread.
-  register_as(epfd, item.fd, EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, data);
-  make_ready_locked(item, true);
-}
-
-void Instance::unmanage_locked(Item& item) noexcept {
-  item.managed = false;
-  managed_items.erase(managed_items.iterator_to(item));
-  managed_count.fetch_sub(1, std::memory_order_release);
-  if (item.doorbell >= 0) (void)os::epoll_ctl(epfd, EPOLL_CTL_DEL, item.doorbell, nullptr);
-  item.doorbell = -1;
-  if (item.linked_ready) {
-    ready.erase(ready.iterator_to(item));
-    item.linked_ready = false;
-  }
-  // A spent ONESHOT stays registered without events, as the kernel keeps it.
-  register_as(epfd, item.fd, item.disabled ? (item.user.events & ~kInterest) : item.user.events,
-              item.user.data.u64);
 }
 
 void Instance::make_ready_locked(Item& item, bool local) noexcept {
@@ -160,6 +63,15 @@ void Instance::drain_and_arm_locked(Item& item) noexcept {
     if (channel->drain_wait_fd()) robbed_[robbed_count_++] = &item;
   }
   stream::arm_for_poll(*channel, static_cast<short>(item.user.events & kInterest));
+}
+
+void Instance::modified_locked(Item& item) noexcept {
+  item.fresh = true;
+  make_ready_locked(item, true);
+  // Linux looks at once, and wakes a thread if something holds.
+  if (sleepers.load(std::memory_order_seq_cst) == 0) return;
+  drain_and_arm_locked(item);
+  if (events_now(item) != 0) ring();
 }
 
 void Instance::tell_robbed() noexcept {
@@ -227,24 +139,29 @@ int Instance::collect_locked(epoll_event* events, int max) noexcept {
 int Instance::sort_locked(epoll_event* events, int n) noexcept {
   int kept = 0;
   for (int i = 0; i < n; ++i) {
-    const uint64_t data = events[i].data.u64;
-    if (is_kick_data(data)) continue;
-    Item* item = item_from_data(data);
-    if (item == nullptr) {
+    const EventData data = EventData::parse(events[i].data.u64);
+    if (data.tag == EventData::Tag::kProgram) {
       events[kept++] = events[i];
       continue;
     }
-    if (item->instance != this || !item->managed)
-      continue;  // late news of a registration that changed
-    if ((events[i].events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) {
-      // The end of the connection, or of the channel, seen before the keeper has seen it.
-      item->stream->tcp_event.store(true, std::memory_order_release);
+    if (data.tag == EventData::Tag::kKick) continue;
+    Item& item = *data.item;
+    if (item.instance != this) continue;  // late news of a registration that is gone
+    if (!item.managed) {
+      // Late news again, or, for EPOLLONESHOT, the kernel's word. One that was modified meanwhile
+      // has been looked at anew by the kernel and is reported by that, if it still holds.
+      if (data.tag != EventData::Tag::kOneshot || data.arming != item.arming) continue;
+      item.disabled = true;
+      events[kept++] = epoll_event{events[i].events, item.user.data};
+      continue;
     }
-    // OUT of a silent TCP connection is no news, unless the kernel still carries that direction.
     const bool ended = (events[i].events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0;
+    // The end of the connection, or of the channel, seen before the keeper has seen it.
+    if (ended) item.stream->tcp_event.store(true, std::memory_order_release);
+    // OUT of a silent TCP connection is no news, unless the kernel still carries that direction.
     const bool room =
-        (events[i].events & EPOLLOUT) != 0 && stream::kernel_part(*item->stream, POLLOUT) != 0;
-    make_ready_locked(*item, ended || room);
+        (events[i].events & EPOLLOUT) != 0 && stream::kernel_part(*item.stream, POLLOUT) != 0;
+    make_ready_locked(item, ended || room);
   }
   return kept;
 }

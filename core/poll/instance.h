@@ -2,11 +2,12 @@
 // see.
 //
 // Purpose. Each stream in an instance has an Item. While the stream is on plain TCP the kernel's
-// registration is exactly the program's and Items do nothing. When a channel is attached the Item
-// is *managed*: the TCP descriptor is registered edge-triggered under the Item's own address, the
-// doorbell beside it, and what the program gets is computed by us. Adding the doorbell wakes a
-// thread that is inside epoll_wait already. Cost per wait is O(ready): only Items that something
-// rang for are looked at.
+// registration is exactly the program's (EPOLLONESHOT: under our data, so that we know when it is
+// spent). When a channel is attached the Item is *managed*: the TCP descriptor is registered
+// edge-triggered under the Item's own address, the doorbell beside it, and what the program gets is
+// computed by us; the program's events are not in the kernel then, not for a moment. Adding the
+// doorbell wakes a thread that is inside epoll_wait already. Cost per wait is O(ready): only Items
+// that something rang for are looked at.
 //
 // Ownership: instances and items live in memory that is never unmapped; an Item's address doubles
 // as the event data by which we know our own events among the program's. It belongs to its instance
@@ -56,7 +57,8 @@ class Item final : public stream::Watcher, public ReadyListHook, public ItemList
   Instance* instance = nullptr;
   stream::Stream* stream = nullptr;
   int fd = -1;
-  epoll_event user{};  // what the program registered
+  epoll_event user{};   // what the program registered
+  uint16_t arming = 0;  // of EPOLLONESHOT on TCP; goes on when the item is another's
   bool managed = false;
   bool disabled = false;    // EPOLLONESHOT, reported
   bool fresh = false;       // added or modified by the program: whatever holds is news
@@ -72,6 +74,30 @@ using ReadyList = boost::intrusive::list<Item, boost::intrusive::base_hook<Ready
                                          boost::intrusive::constant_time_size<false>>;
 using ItemList = boost::intrusive::list<Item, boost::intrusive::base_hook<ItemListHook>,
                                         boost::intrusive::constant_time_size<true>>;
+
+inline constexpr uint32_t kInterest = EPOLLIN | EPOLLPRI | EPOLLOUT | EPOLLRDNORM | EPOLLRDBAND |
+                                      EPOLLWRNORM | EPOLLWRBAND | EPOLLRDHUP;
+/// What the TCP descriptor of a managed item is registered for.
+inline constexpr uint32_t kOurEvents = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET;
+
+/// Event data by which we know our own registrations: the item's address, and in its low bits what
+/// is registered.
+struct EventData {
+  enum class Tag : uint8_t {
+    kTcp = 0,       // a managed item's TCP descriptor
+    kKick = 1,      // Instance::kick
+    kDoorbell = 2,  // a managed item's doorbell
+    kOneshot = 4,   // EPOLLONESHOT on TCP; which arming, in the top 16 bits
+    kProgram = 7,   // not ours
+  };
+  Tag tag = Tag::kProgram;
+  uint16_t arming = 0;
+  Item* item = nullptr;
+
+  static EventData parse(uint64_t data) noexcept;
+  static uint64_t of(const Item& item, Tag tag = Tag::kTcp) noexcept;
+  static uint64_t kick() noexcept;
+};
 
 class Instance {
  public:
@@ -92,10 +118,16 @@ class Instance {
   os::OwnedFd kick;  // eventfd in the kernel's instance: wakes a waiter for a local change
 
   // --- under mutex ---
-  void manage_locked(Item& item) noexcept RSOCK_REQUIRES(mutex);
+  /// in_kernel: the TCP descriptor has our registration already.
+  void manage_locked(Item& item, bool in_kernel) noexcept RSOCK_REQUIRES(mutex);
   void unmanage_locked(Item& item) noexcept RSOCK_REQUIRES(mutex);
+  /// The registration of an item on TCP, armed anew.
+  epoll_event plain_locked(Item& item) noexcept RSOCK_REQUIRES(mutex);
+  /// The program has modified a managed item.
+  void modified_locked(Item& item) noexcept RSOCK_REQUIRES(mutex);
   /// The item goes, wherever it is linked in this instance; the stream's list is the caller's.
-  void forget_locked(Item& item) noexcept RSOCK_REQUIRES(mutex);
+  /// registered: the kernel's registration stays, until the file goes.
+  void forget_locked(Item& item, bool registered) noexcept RSOCK_REQUIRES(mutex);
   void make_ready_locked(Item& item, bool local) noexcept RSOCK_REQUIRES(mutex);
   /// Looks at the ready items, fills events. Returns the count.
   int collect_locked(epoll_event* events, int max) noexcept RSOCK_REQUIRES(mutex);
@@ -119,6 +151,7 @@ class Instance {
   Item* robbed_[kMaxRobbed] RSOCK_GUARDED_BY(mutex) = {};
   size_t robbed_count_ RSOCK_GUARDED_BY(mutex) = 0;
 
+  void leave_channel_locked(Item& item) noexcept RSOCK_REQUIRES(mutex);
   void drain_and_arm_locked(Item& item) noexcept RSOCK_REQUIRES(mutex);
   bool look_locked(Item& item, epoll_event* out) noexcept RSOCK_REQUIRES(mutex);
   bool rests_after_edge_locked(Item& item) noexcept RSOCK_REQUIRES(mutex);
@@ -154,10 +187,6 @@ void forget_unconnected(Instance* in, int fd) noexcept;
 void forget_unconnected(Instance& in) noexcept;
 /// All of one number, linked by next_unconnected; the caller's now.
 Item* take_unconnected(int fd) noexcept;
-/// The item whose address `data` is, or null: the program's own data.
-Item* item_from_data(uint64_t data) noexcept;
-bool is_kick_data(uint64_t data) noexcept;
-uint64_t kick_data() noexcept;
 /// Over a fork: see socket_ops.h.
 void lock_instances() noexcept;
 void unlock_instances() noexcept;

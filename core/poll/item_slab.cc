@@ -151,18 +151,33 @@ Item* take_unconnected(int fd) noexcept {
   return heads[fd].exchange(nullptr, std::memory_order_acq_rel);
 }
 
-Item* item_from_data(uint64_t data) noexcept {
+namespace {
+constexpr int kArmingShift = 48;  // above what an address uses
+constexpr uint64_t kTagMask = 7;
+}  // namespace
+
+EventData EventData::parse(uint64_t data) noexcept {
   const auto base = reinterpret_cast<uint64_t>(g_base.load(std::memory_order_acquire));
-  if (base == 0 || data - base >= kMaxItems * kStride) return nullptr;
-  return (data - base) % kStride == 0 ? reinterpret_cast<Item*>(data) : nullptr;
+  const uint64_t address = data & ((uint64_t{1} << kArmingShift) - 1) & ~kTagMask;
+  const auto tag = static_cast<Tag>(data & kTagMask);
+  if (base == 0 || address - base >= kMaxItems * kStride || (address - base) % kStride != 0)
+    return {};
+  const auto arming = static_cast<uint16_t>(data >> kArmingShift);
+  const bool known =
+      tag == Tag::kOneshot || (arming == 0 && (tag == Tag::kTcp || tag == Tag::kDoorbell ||
+                                               (tag == Tag::kKick && address == base)));
+  if (!known) return {};
+  return {tag, arming, reinterpret_cast<Item*>(address)};
 }
 
-uint64_t kick_data() noexcept {
-  // An address inside the range that is no item's.
-  return reinterpret_cast<uint64_t>(g_base.load(std::memory_order_acquire)) + 1;
+uint64_t EventData::of(const Item& item, Tag tag) noexcept {
+  const uint64_t arming = tag == Tag::kOneshot ? item.arming : 0;
+  return reinterpret_cast<uint64_t>(&item) | static_cast<uint64_t>(tag) | arming << kArmingShift;
 }
-bool is_kick_data(uint64_t data) noexcept {
-  return g_base.load(std::memory_order_acquire) != nullptr && data == kick_data();
+
+uint64_t EventData::kick() noexcept {
+  return reinterpret_cast<uint64_t>(g_base.load(std::memory_order_acquire)) |
+         static_cast<uint64_t>(Tag::kKick);
 }
 
 Instance* acquire_instance(int epfd) noexcept {

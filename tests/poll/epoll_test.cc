@@ -106,24 +106,22 @@ TEST_P(EpollStreams, ARegistrationThatEndedWithItsSocketIsNoOnesLater) {
   EXPECT_EQ(epoll.control(EPOLL_CTL_MOD, c.left, EPOLLIN), -ENOENT);
 }
 
-/// The thread that adds has looked the stream up; meanwhile another closes it.
+/// The thread that adds has looked the stream up; meanwhile another closes it: the number leaves
+/// the table, and the watchers wait for our lock.
+long clears_what_is_added(long nr, long a, long b, long c, long d, long e, long f) noexcept {
+  if (nr == SYS_epoll_ctl && b == EPOLL_CTL_ADD) FdTable::clear(static_cast<int>(c));
+  return raw_syscall(nr, a, b, c, d, e, f);
+}
+
 TEST_P(EpollStreams, AddOfAStreamThatIsClosedMeanwhileLinksNothing) {
   Epoll epoll;
   Connection c = Connection::make();
   Stream& s = *FdTable::stream(c.left);
-  epoll_event event{};
-  event.events = EPOLLIN;
-  const int left = c.left;
-  EXPECT_EQ(poll::epoll_ctl(epoll.fd(), EPOLL_CTL_ADD, left, &event,
-                            [&]() -> long {
-                              // The number leaves the table; the watchers wait for our lock.
-                              FdTable::clear(left);
-                              return ask_kernel(SYS_epoll_ctl, epoll.fd(), EPOLL_CTL_ADD, left,
-                                                &event);
-                            }),
-            0);
+  os::set_door(&clears_what_is_added);
+  EXPECT_EQ(epoll.control(EPOLL_CTL_ADD, c.left, EPOLLIN), 0);
+  os::set_door(&raw_syscall);
   EXPECT_TRUE(s.watchers.empty());
-  FdTable::set(left, stream::FdKind::kStream, &s);
+  FdTable::set(c.left, stream::FdKind::kStream, &s);
 }
 
 /// Two threads in one instance. Each takes one event, one byte, and is busy from then on: what
@@ -165,6 +163,114 @@ TEST_P(EpollStreams, WhileOneThreadIsBusyTheNextBytesWakeTheOther) {
     ASSERT_TRUE(ping_until_lifted(c));
     two_workers(epoll, c);
   }
+}
+
+/// While an item is managed the kernel must not know the program's interest, not for a moment: its
+/// socket is silent and always writable.
+TEST_P(EpollStreams, AnotherThreadSeesNothingOfAModification) {
+  Epoll epoll;
+  Connection c = Connection::make();
+  ASSERT_TRUE(ping_until_lifted(c));
+  const std::string bytes(1 << 20, 'x');
+  while (do_send(c.left, bytes.data(), bytes.size(), MSG_DONTWAIT) > 0) {
+  }
+  std::atomic<bool> over{false};
+  std::atomic<int> seen{0};
+  std::thread other([&] {
+    epoll_event events[4];
+    while (!over) seen += static_cast<int>(epoll.wait(events, 4, 1));
+  });
+  for (int i = 0; i < 2'000; ++i) {
+    ASSERT_EQ(epoll.control(EPOLL_CTL_ADD, c.left, EPOLLOUT), 0);
+    ASSERT_EQ(epoll.control(EPOLL_CTL_MOD, c.left, EPOLLOUT | EPOLLIN), 0);
+    ASSERT_EQ(epoll.control(EPOLL_CTL_MOD, c.left, EPOLLOUT | EPOLLONESHOT), 0);
+    ASSERT_EQ(epoll.control(EPOLL_CTL_DEL, c.left, nullptr), 0);
+  }
+  over = true;
+  other.join();
+  EXPECT_EQ(seen.load(), 0);
+}
+
+TEST_P(EpollStreams, AModificationWakesAThreadForWhatHoldsAlready) {
+  Epoll epoll;
+  Connection c = Connection::make();
+  ASSERT_TRUE(ping_until_lifted(c));
+  ASSERT_EQ(do_send(c.left, "a", 1), 1);
+  ASSERT_EQ(epoll.control(EPOLL_CTL_ADD, c.right, EPOLLPRI), 0);
+  std::thread other([&] { EXPECT_EQ(epoll.wait_for(c.right, 20'000), EPOLLIN); });
+  ASSERT_TRUE(eventually([&] { return epoll.instance().sleepers.load() == 1; }));
+  nap_us(5'000);
+  ASSERT_EQ(epoll.control(EPOLL_CTL_MOD, c.right, EPOLLIN | EPOLLONESHOT), 0);
+  other.join();
+}
+
+TEST_P(EpollStreams, TheKernelsErrorsWithAndWithoutAChannel) {
+  for (const bool lifted : {false, true}) {
+    Epoll epoll;
+    Connection c = Connection::make();
+    if (lifted) {
+      ASSERT_TRUE(ping_until_lifted(c));
+    }
+    auto* nowhere = reinterpret_cast<epoll_event*>(-4096);
+    EXPECT_EQ(epoll.control(EPOLL_CTL_ADD, c.left, nowhere), -EFAULT);
+    EXPECT_EQ(epoll.control(EPOLL_CTL_ADD, c.left, nullptr), -EFAULT);
+    EXPECT_EQ(epoll.control(EPOLL_CTL_MOD, c.left, EPOLLIN), -ENOENT);
+    EXPECT_EQ(epoll.control(EPOLL_CTL_DEL, c.left, nullptr), -ENOENT);
+    EXPECT_EQ(epoll.control(99, c.left, EPOLLIN), -EINVAL);
+    EXPECT_EQ(epoll.control(EPOLL_CTL_ADD, c.left, EPOLLIN | EPOLLEXCLUSIVE | EPOLLRDHUP), -EINVAL);
+    EXPECT_EQ(epoll.control(EPOLL_CTL_ADD, c.left, EPOLLIN | EPOLLEXCLUSIVE), 0);
+    EXPECT_EQ(epoll.control(EPOLL_CTL_MOD, c.left, EPOLLIN), -EINVAL);
+    EXPECT_EQ(epoll.control(EPOLL_CTL_ADD, c.left, EPOLLIN), -EEXIST);
+    EXPECT_EQ(epoll.control(EPOLL_CTL_DEL, c.left, nullptr), 0);
+    EXPECT_EQ(epoll.control(EPOLL_CTL_ADD, c.left, EPOLLIN), 0);
+    EXPECT_EQ(epoll.control(EPOLL_CTL_MOD, c.left, EPOLLIN | EPOLLEXCLUSIVE), -EINVAL);
+    EXPECT_EQ(epoll.control(EPOLL_CTL_MOD, c.left, nowhere), -EFAULT);
+  }
+}
+
+/// A thread serves the connection, alone because ONESHOT says so, when the channel comes.
+TEST_P(EpollStreams, AOneshotThatWasSpentOnTcpStaysSpentThroughTheLift) {
+  Epoll epoll;
+  Connection c = Connection::make();
+  ASSERT_EQ(epoll.control(EPOLL_CTL_ADD, c.right, EPOLLIN | EPOLLONESHOT), 0);
+  ASSERT_EQ(do_send(c.left, "a", 1), 1);
+  ASSERT_EQ(epoll.wait_for(c.right, 10'000), EPOLLIN);
+  char byte;
+  ASSERT_EQ(do_recv(c.right, &byte, 1), 1);
+  ASSERT_TRUE(ping_until_lifted(c));
+  ASSERT_EQ(do_send(c.left, "a", 1), 1);
+  EXPECT_EQ(epoll.wait_for(c.right, 20), 0u);
+  ASSERT_EQ(epoll.control(EPOLL_CTL_MOD, c.right, EPOLLIN | EPOLLONESHOT), 0);
+  EXPECT_EQ(epoll.wait_for(c.right, 10'000), EPOLLIN);
+  EXPECT_EQ(epoll.wait_for(c.right, 0), 0u);
+}
+
+TEST_P(EpollStreams, AOneshotThatIsNotSpentIsReportedAfterTheSetDown) {
+  Epoll epoll;
+  Connection c = Connection::make();
+  ASSERT_TRUE(ping_until_lifted(c));
+  ASSERT_EQ(epoll.control(EPOLL_CTL_ADD, c.right, EPOLLIN | EPOLLONESHOT), 0);
+  ASSERT_TRUE(stream::set_down_and_wait(*FdTable::stream(c.right), "test"));
+  ASSERT_EQ(do_send(c.left, "a", 1), 1);
+  EXPECT_EQ(epoll.wait_for(c.right, 10'000), EPOLLIN);
+  EXPECT_EQ(epoll.wait_for(c.right, 5), 0u);
+  ASSERT_EQ(epoll.control(EPOLL_CTL_MOD, c.right, EPOLLIN | EPOLLONESHOT), 0);
+  EXPECT_EQ(epoll.wait_for(c.right, 10'000), EPOLLIN);
+}
+
+TEST_P(EpollStreams, AOneshotThatIsSpentSaysNothingOfAHangUpAfterTheSetDown) {
+  Epoll epoll;
+  Connection c = Connection::make();
+  ASSERT_TRUE(ping_until_lifted(c));
+  ASSERT_EQ(epoll.control(EPOLL_CTL_ADD, c.right, EPOLLIN | EPOLLONESHOT), 0);
+  ASSERT_EQ(do_send(c.left, "a", 1), 1);
+  ASSERT_EQ(epoll.wait_for(c.right, 10'000), EPOLLIN);
+  ASSERT_TRUE(stream::set_down_and_wait(*FdTable::stream(c.right), "test"));
+  ASSERT_EQ(do_shutdown(c.left, SHUT_RDWR), 0);
+  ASSERT_EQ(do_shutdown(c.right, SHUT_RDWR), 0);
+  EXPECT_EQ(epoll.wait_for(c.right, 20), 0u);
+  ASSERT_EQ(epoll.control(EPOLL_CTL_MOD, c.right, EPOLLIN | EPOLLONESHOT), 0);
+  EXPECT_NE(epoll.wait_for(c.right, 10'000) & EPOLLHUP, 0u);
 }
 
 INSTANTIATE_TEST_SUITE_P(Waits, EpollStreams,
