@@ -32,20 +32,28 @@ uint32_t Instance::events_now(Item& item) noexcept {
 Instance::Arrivals Instance::arrivals(Item& item) noexcept {
   stream::Stream& s = *item.stream;
   MutexLock lock(s.rx.mutex);
-  // Without a ring the kernel's edges are passed on as they come.
   if (!s.channel || s.rx.state != stream::RxState::kRing) return {item.seen_published, true};
   return {s.channel->rx_published() + s.received[0].load(std::memory_order_relaxed), false};
 }
 
-/// EPOLLET: is there something that the last report did not know? Room alone is news only to who
-/// was told to wait for it (SOCK_NOSPACE), or after ADD and MOD.
+/// EPOLLET: is there something that the last report did not know? While the kernel carries a
+/// direction the kernel's own edges are the news of it, and once, that it came to do so. In the
+/// ring: more bytes than then; room is news only to who was told to wait for it (SOCK_NOSPACE), or
+/// after ADD and MOD.
 bool Instance::is_edge_locked(Item& item, uint32_t events, const Arrivals& arrivals) noexcept {
   constexpr uint32_t kRoom = EPOLLOUT | EPOLLWRNORM | EPOLLWRBAND;
+  stream::Stream& s = *item.stream;
   const bool fresh = std::exchange(item.fresh, false);
-  const bool room =
-      (events & kRoom) != 0 && item.stream->tx_nospace.exchange(false, std::memory_order_relaxed);
   const bool local = std::exchange(item.local_news, false);
-  const bool arrived = arrivals.by_kernel || arrivals.count != item.seen_published;
+  const uint32_t said = std::exchange(item.kernel_said, 0);
+  const bool tx_by_kernel = !s.tx.gate.managed();
+  const bool tx_moved = std::exchange(item.tx_by_kernel, tx_by_kernel) != tx_by_kernel;
+  const bool rx_moved = std::exchange(item.rx_by_kernel, arrivals.by_kernel) != arrivals.by_kernel;
+  const bool room =
+      (events & kRoom) != 0 &&
+      (s.tx_nospace.exchange(false, std::memory_order_relaxed) || tx_moved || (said & kRoom) != 0);
+  const bool arrived = rx_moved || (arrivals.by_kernel ? (said & ~kRoom) != 0
+                                                       : arrivals.count != item.seen_published);
   const bool edge = fresh || room || ((local || arrived) && (events & ~kRoom) != 0);
   if (edge) item.seen_published = arrivals.count;
   return edge;
@@ -159,9 +167,11 @@ int Instance::sort_locked(epoll_event* events, int n) noexcept {
     // The end of the connection, or of the channel, seen before the keeper has seen it.
     if (ended) item.stream->tcp_event.store(true, std::memory_order_release);
     // OUT of a silent TCP connection is no news, unless the kernel still carries that direction.
-    const bool room =
-        (events[i].events & EPOLLOUT) != 0 && stream::kernel_part(*item.stream, POLLOUT) != 0;
-    make_ready_locked(item, ended || room);
+    if (data.tag != EventData::Tag::kDoorbell) {
+      const bool silent = stream::kernel_part(*item.stream, POLLOUT) == 0;
+      item.kernel_said |= events[i].events & ~(silent ? static_cast<uint32_t>(EPOLLOUT) : 0u);
+    }
+    make_ready_locked(item, ended);
   }
   return kept;
 }

@@ -60,9 +60,12 @@ class Item final : public stream::Watcher, public ReadyListHook, public ItemList
   epoll_event user{};   // what the program registered
   uint16_t arming = 0;  // of EPOLLONESHOT on TCP; goes on when the item is another's
   bool managed = false;
-  bool disabled = false;    // EPOLLONESHOT, reported
-  bool fresh = false;       // added or modified by the program: whatever holds is news
-  bool local_news = false;  // an edge for EPOLLET that no word shows
+  bool disabled = false;     // EPOLLONESHOT, reported
+  bool fresh = false;        // added or modified by the program: whatever holds is news
+  bool local_news = false;   // an edge for EPOLLET that no word shows
+  bool rx_by_kernel = true;  // EPOLLET: who carried the directions at the last report
+  bool tx_by_kernel = true;
+  uint32_t kernel_said = 0;  // EPOLLET: the TCP descriptor's edges since then
   bool linked_ready = false;
   int doorbell = -1;
   Item* next_unconnected = nullptr;

@@ -62,7 +62,8 @@ void release_locked(Item& item) noexcept RSOCK_REQUIRES(g_mutex) {
   item.stream = nullptr;
   item.managed = item.disabled = item.fresh = item.local_news = item.linked_ready = false;
   item.doorbell = item.fd = -1;
-  item.looks_unanswered = 0;
+  item.rx_by_kernel = item.tx_by_kernel = true;
+  item.looks_unanswered = item.kernel_said = 0;
   item.seen_published = 0;
   item.next_unconnected = nullptr;
   g_free->push_back(item);

@@ -80,6 +80,8 @@ void Instance::manage_locked(Item& item, bool in_kernel) noexcept {
     }
   }
   item.managed = true;
+  item.rx_by_kernel = item.tx_by_kernel = true;
+  item.kernel_said = 0;
   item.seen_published = UINT64_MAX;  // the channel counts from its own beginning
   item.doorbell = item.stream->doorbell_fd.load(std::memory_order_acquire);
   managed_items.push_back(item);

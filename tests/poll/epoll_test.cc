@@ -273,6 +273,62 @@ TEST_P(EpollStreams, AOneshotThatIsSpentSaysNothingOfAHangUpAfterTheSetDown) {
   EXPECT_NE(epoll.wait_for(c.right, 10'000) & EPOLLHUP, 0u);
 }
 
+/// The peer's half is over, so the kernel carries it; ours goes on in the ring.
+TEST_P(EpollStreams, AnEdgeOfTheKernelsDirectionIsReportedOnce) {
+  Epoll epoll;
+  Connection c = Connection::make();
+  ASSERT_TRUE(ping_until_lifted(c));
+  ASSERT_EQ(epoll.control(EPOLL_CTL_ADD, c.right, EPOLLIN | EPOLLRDHUP | EPOLLET), 0);
+  ASSERT_EQ(do_shutdown(c.left, SHUT_WR), 0);
+  EXPECT_EQ(epoll.wait_for(c.right, 10'000), EPOLLIN | EPOLLRDHUP);
+  int reports = 0;
+  for (int i = 0; i < 100; ++i) reports += epoll.wait_for(c.right, 1) != 0 ? 1 : 0;
+  EXPECT_LT(reports, 4) << "the keeper's looks may be told of";
+  EXPECT_TRUE(sends_in_ring(*FdTable::stream(c.right)));
+}
+
+/// Bytes that came by TCP before the switch, and a reader that takes its time.
+TEST_P(EpollStreams, AnEdgeForBytesBeforeTheSwitchIsReportedOnce) {
+  Epoll epoll;
+  Connection c = Connection::make();
+  ASSERT_EQ(epoll.control(EPOLL_CTL_ADD, c.right, EPOLLIN | EPOLLET), 0);
+  char byte;
+  ASSERT_TRUE(eventually([&] {  // the peer lifts what it sends; of ours some bytes stay unread
+    return do_send(c.left, "xx", 2) == 2 && do_recv(c.right, &byte, 1) == 1 &&
+           do_send(c.right, "x", 1) == 1 && do_recv(c.left, &byte, 1) == 1 &&
+           sends_in_ring(*FdTable::stream(c.left));
+  }));
+  int reports = 0;
+  for (int i = 0; i < 100; ++i) reports += epoll.wait_for(c.right, 1) != 0 ? 1 : 0;
+  EXPECT_LT(reports, 5);
+  std::string rest(1 << 16, 'x');
+  while (do_recv(c.right, rest.data(), rest.size(), MSG_DONTWAIT) > 0) {
+  }
+  ASSERT_EQ(do_send(c.left, "a", 1), 1);
+  EXPECT_EQ(epoll.wait_for(c.right, 10'000), EPOLLIN);
+}
+
+/// A sender that TCP told to wait, and that is in the ring when there is room again.
+TEST_P(EpollStreams, RoomIsAnEdgeForWhoWasToldToWaitBeforeTheLift) {
+  Epoll epoll;
+  Connection c = Connection::make();
+  std::string bytes(1 << 20, 'x');
+  while (do_send(c.left, bytes.data(), bytes.size(), MSG_DONTWAIT) > 0) {
+  }
+  ASSERT_EQ(epoll.control(EPOLL_CTL_ADD, c.left, EPOLLOUT | EPOLLET), 0);
+  ASSERT_EQ(do_recv(c.right, bytes.data(), 1), 1);
+  std::thread waiter([&] { EXPECT_EQ(epoll.wait_for(c.left, 20'000), EPOLLOUT); });
+  std::atomic<bool> over{false};
+  std::thread reader([&] {
+    EXPECT_TRUE(eventually([&] { return has_channel(c.right); }));
+    nap_us(20'000);
+    while (!over) (void)do_recv(c.right, bytes.data(), bytes.size(), MSG_DONTWAIT);
+  });
+  waiter.join();
+  over = true;
+  reader.join();
+}
+
 INSTANTIATE_TEST_SUITE_P(Waits, EpollStreams,
                          ::testing::Values("RSOCK_SPIN_US=0", "RSOCK_SPIN_US=50"),
                          [](const ::testing::TestParamInfo<const char*>& info) {
