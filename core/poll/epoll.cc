@@ -92,10 +92,8 @@ bool spin(Instance& in) noexcept {
   return false;
 }
 
-long wait_managed(Instance& in, int epfd, epoll_event* events, int max, const timespec* timeout,
-                  const sigset_t* sigmask) noexcept {
-  const Deadline deadline = Deadline::from_timeout(timeout);
-  const bool immediate = timeout != nullptr && timeout->tv_sec == 0 && timeout->tv_nsec == 0;
+long wait_managed(Instance& in, int epfd, epoll_event* events, int max, const Deadline& deadline,
+                  bool immediate, const sigset_t* sigmask) noexcept {
   bool spun = immediate;
   for (;;) {
     int n = 0;
@@ -197,8 +195,11 @@ long epoll_wait(int epfd, epoll_event* events, int max_events, const timespec* t
                 const sigset_t* sigmask, KernelCall kernel) {
   Instance* in = instance_of(epfd);
   if (in == nullptr || max_events <= 0) return kernel();
+  const bool immediate = timeout != nullptr && timeout->tv_sec == 0 && timeout->tv_nsec == 0;
+  // Before the kernel's wait: a lift may end that one late.
+  const Deadline deadline = immediate ? Deadline::never() : Deadline::from_timeout(timeout);
   Asleep asleep(*in);
-  if (timeout == nullptr || timeout->tv_sec != 0 || timeout->tv_nsec != 0) asleep.begin();
+  if (!immediate) asleep.begin();
   // seq_cst pairs with manage_locked(): either we see the first item here, or who leaves something
   // behind sees a sleeper.
   if (in->managed_count.load(std::memory_order_seq_cst) == 0) {
@@ -213,11 +214,10 @@ long epoll_wait(int epfd, epoll_event* events, int max_events, const timespec* t
     // A stream was lifted while this thread was in the kernel.
     const int kept = translate(*in, events, static_cast<int>(n), max_events, true);
     if (kept != 0) return kept;
-    // Only news of ours, none of it for the program: wait on. (The time already waited is small:
-    // what woke us is the lift itself.)
+    // Only news of ours, none of it for the program: wait on.
   }
   asleep.end();
-  return wait_managed(*in, epfd, events, max_events, timeout, sigmask);
+  return wait_managed(*in, epfd, events, max_events, deadline, immediate, sigmask);
 }
 
 }  // namespace rsock::poll

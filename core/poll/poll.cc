@@ -133,14 +133,16 @@ class PollCall {
     return ready;
   }
 
-  /// The kernel's part of the set, with a zero timeout. Adds to `ready`.
-  long look_at_kernel(long ready) noexcept {
-    if (channel_count_ == n_) return ready;
+  /// The kernel's part of the set, with a zero timeout. Adds to `ready`. With a mask, and nothing
+  /// ready, a signal that it lets through ends the call: EINTR (do_poll() in fs/select.c).
+  long look_at_kernel(long ready, const sigset_t* sigmask = nullptr) noexcept {
+    if (ready != 0) sigmask = nullptr;
+    if (channel_count_ == n_ && sigmask == nullptr) return ready;
     for (nfds_t i = 0; i < n_; ++i) {
       kernel_[i] = pollfd{streams_[i] == nullptr ? fds_[i].fd : -1, fds_[i].events, 0};
     }
     timespec now{0, 0};
-    const auto r = os::ppoll(kernel_.get(), n_, &now, nullptr, 0);
+    const auto r = os::ppoll(kernel_.get(), n_, &now, sigmask, kSigsetBytes);
     if (!r) return ready != 0 ? ready : -value(r.error());
     return merge(ready);
   }
@@ -275,7 +277,7 @@ long poll_set(pollfd* fds, size_t n, const Deadline& deadline, const sigset_t* s
     // Made anew each round: channels come and go.
     PollCall call(fds, n);
     if (!call.allocate()) return -ENOMEM;
-    long ready = call.look_at_kernel(call.look());
+    long ready = call.look_at_kernel(call.look(), immediate ? sigmask : nullptr);
     if (ready != 0 || immediate) return ready;
     if (call.spin()) continue;
     ready = call.sleep(deadline, sigmask);

@@ -3,6 +3,7 @@
 
 #include <thread>
 
+#include "core/base/clock.h"
 #include "core/os/os.h"
 #include "core/poll/instance.h"
 #include "tests/stream/loopback.h"
@@ -327,6 +328,24 @@ TEST_P(EpollStreams, RoomIsAnEdgeForWhoWasToldToWaitBeforeTheLift) {
   waiter.join();
   over = true;
   reader.join();
+}
+
+TEST_P(EpollStreams, ALiftDuringTheWaitDoesNotProlongIt) {
+  Epoll epoll;
+  Connection c = Connection::make();
+  ASSERT_EQ(epoll.control(EPOLL_CTL_ADD, c.right, EPOLLPRI), 0);
+  const uint64_t begin = monotonic_ns();
+  uint64_t lifted = 0;
+  std::thread peer([&] {
+    nap_us(300'000);
+    ASSERT_TRUE(ping_until_lifted(c));
+    lifted = monotonic_ns();
+  });
+  EXPECT_EQ(epoll.wait_for(c.right, 400), 0u);
+  const uint64_t waited = monotonic_ns() - begin;
+  peer.join();
+  EXPECT_GE(waited, 400'000'000u);
+  EXPECT_LT(waited, lifted - begin + 395'000'000u);
 }
 
 INSTANTIATE_TEST_SUITE_P(Waits, EpollStreams,

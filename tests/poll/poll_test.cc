@@ -1,6 +1,7 @@
 // poll(2) over a set in which some descriptors are streams on a channel, some streams on TCP, some
 // not ours.
 
+#include <signal.h>
 #include <sys/eventfd.h>
 
 #include <thread>
@@ -177,6 +178,43 @@ TEST_P(Poll, ATimeoutEndsWithNothingReady) {
   ASSERT_TRUE(ping_until_lifted(c));
   EXPECT_EQ(events(c.left, POLLIN, 1), 0);
   EXPECT_EQ(events(c.left, POLLIN, 0), 0);
+}
+
+volatile sig_atomic_t handled;
+
+/// Linux looks first; a pending signal that the mask lets through counts only if nothing is ready.
+TEST_P(Poll, AMaskLetsAPendingSignalEndACallWithoutATimeout) {
+  Connection c = Connection::make();
+  ASSERT_TRUE(ping_until_lifted(c));
+  struct sigaction action {};
+  action.sa_handler = [](int) { handled = handled + 1; };
+  ASSERT_EQ(::sigaction(SIGUSR1, &action, nullptr), 0);
+  sigset_t one;
+  sigset_t none;
+  sigemptyset(&none);
+  sigemptyset(&one);
+  sigaddset(&one, SIGUSR1);
+  ASSERT_EQ(::pthread_sigmask(SIG_BLOCK, &one, nullptr), 0);
+  ASSERT_EQ(::pthread_kill(::pthread_self(), SIGUSR1), 0);
+  const timespec now{0, 0};
+  auto ask_masked = [&] {
+    pollfd p{c.right, POLLIN, 0};
+    return poll::poll(&p, 1, &now, &none, [&]() -> long {
+      timespec copy = now;
+      return ask_kernel(SYS_ppoll, &p, 1, &copy, &none, 8);
+    });
+  };
+  ASSERT_EQ(do_send(c.left, "a", 1), 1);
+  EXPECT_EQ(ask_masked(), 1);
+  EXPECT_EQ(handled, 0);
+  char byte;
+  ASSERT_EQ(do_recv(c.right, &byte, 1), 1);
+  EXPECT_EQ(ask_masked(), -EINTR);
+  EXPECT_EQ(handled, 1);
+  EXPECT_EQ(ask_masked(), 0);
+  ::pthread_sigmask(SIG_UNBLOCK, &one, nullptr);
+  handled = 0;
+  ::signal(SIGUSR1, SIG_DFL);
 }
 
 TEST_P(Poll, ManyStreamsInOneSet) {
