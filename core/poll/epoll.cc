@@ -17,6 +17,7 @@ using stream::FdKind;
 using stream::FdTable;
 using stream::Stream;
 
+constexpr long kNapNs = 10'000'000;
 constexpr size_t kSigsetBytes = 8;  // the kernel's sigset, not glibc's
 
 /// This thread is in the kernel's wait, or about to be: see Instance::sleepers.
@@ -99,9 +100,11 @@ long wait_managed(Instance& in, int epfd, epoll_event* events, int max, const De
     int n = 0;
     bool asked_kernel = false;
     bool others = false;
+    bool nap = false;
     Asleep asleep(in);
     {
       MutexLock lock(in.mutex);
+      nap = in.must_nap_locked();
       // Our items must not starve the kernel's descriptors: after an answer that they filled alone
       // the kernel is asked first.
       if (in.kernel_first) {
@@ -125,6 +128,10 @@ long wait_managed(Instance& in, int epfd, epoll_event* events, int max, const De
     }
     timespec storage{0, 0};
     const timespec* wait = n == 0 && !immediate ? deadline.as_timespec(&storage) : &storage;
+    if (nap && (wait == nullptr || wait->tv_sec > 0 || wait->tv_nsec > kNapNs)) {
+      storage = {0, kNapNs};
+      wait = &storage;
+    }
     if (n == max || (n != 0 && asked_kernel)) return n;
     const auto got =
         os::epoll_pwait2(epfd, events + n, max - n, wait, n == 0 ? sigmask : nullptr, kSigsetBytes);

@@ -172,8 +172,21 @@ int Instance::sort_locked(epoll_event* events, int n) noexcept {
       item.kernel_said |= events[i].events & ~(silent ? static_cast<uint32_t>(EPOLLOUT) : 0u);
     }
     make_ready_locked(item, ended);
+    if (data.tag == EventData::Tag::kDoorbell && sharing != 0) {
+      for (Item& other : managed_items) {
+        if (other.stream == item.stream && &other != &item) make_ready_locked(other, ended);
+      }
+    }
   }
   return kept;
+}
+
+bool Instance::must_nap_locked() noexcept {
+  if (deaf == 0) return !has_kick_locked();
+  for (Item& item : managed_items) {
+    if (item.deaf) make_ready_locked(item, false);
+  }
+  return true;
 }
 
 }  // namespace rsock::poll

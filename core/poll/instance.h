@@ -68,6 +68,10 @@ class Item final : public stream::Watcher, public ReadyListHook, public ItemList
   uint32_t kernel_said = 0;  // EPOLLET: the TCP descriptor's edges since then
   bool linked_ready = false;
   int doorbell = -1;
+  // Who hears of the doorbell's rings: this item, another one of the same stream, or nobody.
+  bool owns_doorbell = false;
+  bool shares_doorbell = false;
+  bool deaf = false;
   Item* next_unconnected = nullptr;
   uint32_t looks_unanswered = 0;  // since the doorbell was drained
   uint64_t seen_published = 0;    // EPOLLET: what had been published at the last report
@@ -120,7 +124,13 @@ class Instance {
   std::atomic<bool> nested{false};
   os::OwnedFd kick;  // eventfd in the kernel's instance: wakes a waiter for a local change
 
+  int sharing RSOCK_GUARDED_BY(mutex) = 0;  // items that hear of their doorbell by another item
+  int deaf RSOCK_GUARDED_BY(mutex) = 0;     // items that do not hear of it
+
   // --- under mutex ---
+  /// News of some streams do not wake a thread that waits in the kernel: it has to look now and
+  /// then. Makes all items ready that need it.
+  bool must_nap_locked() noexcept RSOCK_REQUIRES(mutex);
   /// in_kernel: the TCP descriptor has our registration already.
   void manage_locked(Item& item, bool in_kernel) noexcept RSOCK_REQUIRES(mutex);
   void unmanage_locked(Item& item) noexcept RSOCK_REQUIRES(mutex);
@@ -154,6 +164,9 @@ class Instance {
   Item* robbed_[kMaxRobbed] RSOCK_GUARDED_BY(mutex) = {};
   size_t robbed_count_ RSOCK_GUARDED_BY(mutex) = 0;
 
+  bool has_kick_locked() noexcept RSOCK_REQUIRES(mutex);
+  void add_doorbell_locked(Item& item) noexcept RSOCK_REQUIRES(mutex);
+  void drop_doorbell_locked(Item& item) noexcept RSOCK_REQUIRES(mutex);
   void leave_channel_locked(Item& item) noexcept RSOCK_REQUIRES(mutex);
   void drain_and_arm_locked(Item& item) noexcept RSOCK_REQUIRES(mutex);
   bool look_locked(Item& item, epoll_event* out) noexcept RSOCK_REQUIRES(mutex);

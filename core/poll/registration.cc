@@ -67,18 +67,55 @@ void Instance::forget_locked(Item& item, bool registered) noexcept {
   release_item(item);
 }
 
-void Instance::manage_locked(Item& item, bool in_kernel) noexcept {
-  if (!kick) {
-    if (const auto fd = os::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-      if (auto owned = os::raise(*fd)) {
-        kick = std::move(*owned);
-        epoll_event event{};
-        event.events = EPOLLIN | EPOLLET;
-        event.data.u64 = EventData::kick();
-        (void)os::epoll_ctl(epfd, EPOLL_CTL_ADD, kick.get(), &event);
-      }
-    }
+bool Instance::has_kick_locked() noexcept {
+  if (kick) return true;
+  const auto fd = os::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  if (!fd) return false;
+  auto owned = os::raise(*fd);
+  if (!owned) return false;
+  epoll_event event{};
+  event.events = EPOLLIN | EPOLLET;
+  event.data.u64 = EventData::kick();
+  if (!os::epoll_ctl(epfd, EPOLL_CTL_ADD, owned->get(), &event)) return false;
+  kick = std::move(*owned);
+  return true;
+}
+
+/// The doorbell is in the kernel's instance once, for the first of the stream's items.
+void Instance::add_doorbell_locked(Item& item) noexcept {
+  epoll_event event{};
+  event.events = EPOLLIN | EPOLLET;
+  event.data.u64 = EventData::of(item, EventData::Tag::kDoorbell);
+  const auto r = os::epoll_ctl(epfd, EPOLL_CTL_ADD, item.doorbell, &event);
+  item.owns_doorbell = r.has_value();
+  // The same stream is in this instance under another number as well.
+  item.shares_doorbell = !r && r.error() == EEXIST;
+  if (item.shares_doorbell) ++sharing;
+  // Else no memory, or no more watches (epoll(7), max_user_watches).
+  item.deaf = !item.owns_doorbell && !item.shares_doorbell;
+  if (item.deaf) ++deaf;
+}
+
+void Instance::drop_doorbell_locked(Item& item) noexcept {
+  if (item.doorbell >= 0 && item.owns_doorbell) {
+    (void)os::epoll_ctl(epfd, EPOLL_CTL_DEL, item.doorbell, nullptr);
   }
+  if (item.shares_doorbell) --sharing;
+  if (item.deaf) --deaf;
+  item.doorbell = -1;
+  const bool heir_needed = item.owns_doorbell && sharing != 0;
+  item.owns_doorbell = item.shares_doorbell = item.deaf = false;
+  if (!heir_needed) return;
+  for (Item& other : managed_items) {
+    if (other.stream != item.stream || !other.shares_doorbell) continue;
+    other.shares_doorbell = false;
+    --sharing;
+    return add_doorbell_locked(other);
+  }
+}
+
+void Instance::manage_locked(Item& item, bool in_kernel) noexcept {
+  (void)has_kick_locked();
   item.managed = true;
   item.rx_by_kernel = item.tx_by_kernel = true;
   item.kernel_said = 0;
@@ -86,11 +123,7 @@ void Instance::manage_locked(Item& item, bool in_kernel) noexcept {
   item.doorbell = item.stream->doorbell_fd.load(std::memory_order_acquire);
   managed_items.push_back(item);
   managed_count.fetch_add(1, std::memory_order_seq_cst);  // pairs with epoll_wait()
-  epoll_event event{};
-  event.events = EPOLLIN | EPOLLET;
-  event.data.u64 = EventData::of(item, EventData::Tag::kDoorbell);
-  // EEXIST: the same stream is in this instance under another number as well; its item will do.
-  (void)os::epoll_ctl(epfd, EPOLL_CTL_ADD, item.doorbell, &event);
+  add_doorbell_locked(item);
   // OUT is nearly always true on a silent TCP connection: the registration itself wakes a waiting
   // thread.
   if (!in_kernel) register_as(epfd, item.fd, kOurEvents, EventData::of(item));
@@ -101,8 +134,7 @@ void Instance::leave_channel_locked(Item& item) noexcept {
   item.managed = false;
   managed_items.erase(managed_items.iterator_to(item));
   managed_count.fetch_sub(1, std::memory_order_release);
-  if (item.doorbell >= 0) (void)os::epoll_ctl(epfd, EPOLL_CTL_DEL, item.doorbell, nullptr);
-  item.doorbell = -1;
+  drop_doorbell_locked(item);
   if (std::exchange(item.linked_ready, false)) ready.erase(ready.iterator_to(item));
 }
 

@@ -348,6 +348,67 @@ TEST_P(EpollStreams, ALiftDuringTheWaitDoesNotProlongIt) {
   EXPECT_LT(waited, lifted - begin + 395'000'000u);
 }
 
+/// Linux registers numbers, not connections.
+TEST_P(EpollStreams, OneStreamUnderTwoNumbersIsReportedUnderBoth) {
+  Epoll epoll;
+  Connection c = Connection::make();
+  ASSERT_TRUE(ping_until_lifted(c));
+  const int copy = ::fcntl(c.right, F_DUPFD_CLOEXEC, 0);
+  stream::on_dup(c.right, copy);
+  ASSERT_EQ(epoll.control(EPOLL_CTL_ADD, c.right, EPOLLIN), 0);
+  ASSERT_EQ(epoll.control(EPOLL_CTL_ADD, copy, EPOLLIN), 0);
+  EXPECT_EQ(epoll.wait_for(c.right, 5), 0u);
+  ASSERT_EQ(do_send(c.left, "a", 1), 1);
+  epoll_event events[4];
+  EXPECT_EQ(epoll.wait(events, 4, 10'000), 2);
+  char byte;
+  ASSERT_EQ(do_recv(c.right, &byte, 1), 1);
+  EXPECT_EQ(epoll.wait_for(c.right, 5), 0u);
+  // The one whose registration the doorbell was goes.
+  ASSERT_EQ(epoll.control(EPOLL_CTL_DEL, c.right, nullptr), 0);
+  EXPECT_EQ(epoll.wait_for(copy, 5), 0u);
+  ASSERT_EQ(do_send(c.left, "a", 1), 1);
+  EXPECT_EQ(epoll.wait_for(copy, 10'000), EPOLLIN);
+  close_fd(copy);
+}
+
+std::atomic<bool> no_doorbells;
+
+long no_descriptors(long nr, long a, long b, long c, long d, long e, long f) noexcept {
+  if (nr == SYS_eventfd2) return -EMFILE;
+  const auto* event = reinterpret_cast<const epoll_event*>(d);
+  const bool doorbell =
+      nr == SYS_epoll_ctl && b == EPOLL_CTL_ADD &&
+      poll::EventData::parse(event->data.u64).tag == poll::EventData::Tag::kDoorbell;
+  return doorbell && no_doorbells ? -ENOSPC : raw_syscall(nr, a, b, c, d, e, f);
+}
+
+TEST_P(EpollStreams, WithoutADescriptorOrAWatchNewsAreLateButNotLost) {
+  for (const bool deaf : {false, true}) {
+    Epoll epoll;
+    Connection c = Connection::make();
+    ASSERT_TRUE(ping_until_lifted(c));
+    no_doorbells = deaf;
+    os::set_door(&no_descriptors);
+    ASSERT_EQ(epoll.control(EPOLL_CTL_ADD, c.right, EPOLLIN | EPOLLRDHUP), 0);
+    std::thread peer([&] {
+      nap_us(20'000);
+      ASSERT_EQ(do_send(c.left, "a", 1), 1);
+    });
+    EXPECT_EQ(epoll.wait_for(c.right, 10'000), EPOLLIN);
+    peer.join();
+    char byte;
+    ASSERT_EQ(do_recv(c.right, &byte, 1), 1);
+    peer = std::thread([&] {  // news of this process only
+      nap_us(20'000);
+      ASSERT_EQ(do_shutdown(c.right, SHUT_RD), 0);
+    });
+    EXPECT_NE(epoll.wait_for(c.right, 10'000), 0u);
+    peer.join();
+    os::set_door(&raw_syscall);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Waits, EpollStreams,
                          ::testing::Values("RSOCK_SPIN_US=0", "RSOCK_SPIN_US=50"),
                          [](const ::testing::TestParamInfo<const char*>& info) {
