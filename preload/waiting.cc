@@ -101,7 +101,8 @@ RSOCK_EXPORT int epoll_create(int size) noexcept { return note_epoll(real.epoll_
 RSOCK_EXPORT int epoll_create1(int flags) noexcept { return note_epoll(real.epoll_create1(flags)); }
 
 RSOCK_EXPORT int epoll_ctl(int epfd, int op, int fd, epoll_event* event) noexcept {
-  if (!is_epoll(epfd)) {
+  // A socket that is not connected yet is noted, whatever the instance.
+  if (!is_epoll(epfd) && FdTable::kind(fd) != FdKind::kTcpSocket) {
     // An instance that came by exec or from outside: what it watches has to show in the kernel.
     if (FdTable::word(fd) != 0)
       stream::pin_to_tcp(fd, "watched by an epoll instance from elsewhere");

@@ -1,7 +1,6 @@
 #include "core/poll/instance.h"
 
 #include <poll.h>
-#include <sys/eventfd.h>
 
 #include <utility>
 
@@ -9,105 +8,9 @@
 #include "core/stream/moves.h"
 
 namespace rsock::poll {
-namespace {
-
-constexpr uint32_t kInterest = EPOLLIN | EPOLLPRI | EPOLLOUT | EPOLLRDNORM | EPOLLRDBAND |
-                               EPOLLWRNORM | EPOLLWRBAND | EPOLLRDHUP;
-
-/// Changes a registration even where MOD is not allowed (EPOLLEXCLUSIVE: epoll_ctl(2)).
-void register_as(int epfd, int fd, uint32_t events, uint64_t data) noexcept {
-  epoll_event event{};
-  event.events = events;
-  event.data.u64 = data;
-  const auto r = os::epoll_ctl(epfd, EPOLL_CTL_MOD, fd, &event);
-  if (r || r.error() != EINVAL) return;
-  (void)os::epoll_ctl(epfd, EPOLL_CTL_DEL, fd, nullptr);
-  (void)os::epoll_ctl(epfd, EPOLL_CTL_ADD, fd, &event);
-}
-
-}  // namespace
-
-void Item::on_maybe_ready(stream::Stream&) noexcept {
-  Instance& in = *instance;
-  {
-    MutexLock lock(in.mutex);
-    if (!managed) return;
-    in.make_ready_locked(*this, true);
-  }
-  in.ring();
-}
-
-void Item::on_path_changed(stream::Stream& s) noexcept {
-  Instance& in = *instance;
-  MutexLock lock(in.mutex);
-  const bool channel = s.doorbell_fd.load(std::memory_order_acquire) >= 0;
-  if (channel && !managed) in.manage_locked(*this);
-  if (!channel && managed) in.unmanage_locked(*this);
-}
-
-void Item::on_closed(stream::Stream&) noexcept {
-  Instance& in = *instance;
-  MutexLock lock(in.mutex);
-  in.forget_locked(*this);
-}
-
-void Instance::forget_locked(Item& item) noexcept {
-  if (item.managed) {
-    if (item.doorbell >= 0) (void)os::epoll_ctl(epfd, EPOLL_CTL_DEL, item.doorbell, nullptr);
-    managed_items.erase(managed_items.iterator_to(item));
-    managed_count.fetch_sub(1, std::memory_order_release);
-  }
-  if (item.linked_ready) ready.erase(ready.iterator_to(item));
-  release_item(item);
-}
-
 void Instance::ring() noexcept {
   const uint64_t one = 1;
   if (kick) (void)os::write(kick.get(), &one, sizeof(one));
-}
-
-void Instance::manage_locked(Item& item) noexcept {
-  if (!kick) {
-    if (const auto fd = os::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-      if (auto owned = os::raise(*fd)) {
-        kick = std::move(*owned);
-        epoll_event event{};
-        event.events = EPOLLIN | EPOLLET;
-        event.data.u64 = kick_data();
-        (void)os::epoll_ctl(epfd, EPOLL_CTL_ADD, kick.get(), &event);
-      }
-    }
-  }
-  item.managed = true;
-  item.seen_published = UINT64_MAX;  // the channel counts from its own beginning
-  item.doorbell = item.stream->doorbell_fd.load(std::memory_order_acquire);
-  managed_items.push_back(item);
-  managed_count.fetch_add(1, std::memory_order_release);
-  const auto data = reinterpret_cast<uint64_t>(&item);
-  epoll_event event{};
-  event.events = EPOLLIN | EPOLLET;
-  event.data.u64 = data;
-  // EEXIST: the same stream is in this instance under another number as well; its item will do.
-  (void)os::epoll_ctl(epfd, EPOLL_CTL_ADD, item.doorbell, &event);
-  // OUT is nearly always true on a silent TCP connection: the registration itself wakes a waiting
-  // thread.
-  register_as(epfd, item.fd, EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, data);
-  make_ready_locked(item, true);
-}
-
-void Instance::unmanage_locked(Item& item) noexcept {
-  item.managed = false;
-  managed_items.erase(managed_items.iterator_to(item));
-  managed_count.fetch_sub(1, std::memory_order_release);
-  if (item.doorbell >= 0) (void)os::epoll_ctl(epfd, EPOLL_CTL_DEL, item.doorbell, nullptr);
-  item.doorbell = -1;
-  if (item.linked_ready) {
-    ready.erase(ready.iterator_to(item));
-    item.linked_ready = false;
-  }
-  // A spent ONESHOT stays registered without events, as the kernel keeps it.
-  register_as(epfd, item.fd, item.disabled ? (item.user.events & ~kInterest) : item.user.events,
-              item.user.data.u64);
 }
 
 void Instance::make_ready_locked(Item& item, bool local) noexcept {
@@ -129,20 +32,28 @@ uint32_t Instance::events_now(Item& item) noexcept {
 Instance::Arrivals Instance::arrivals(Item& item) noexcept {
   stream::Stream& s = *item.stream;
   MutexLock lock(s.rx.mutex);
-  // Without a ring the kernel's edges are passed on as they come.
   if (!s.channel || s.rx.state != stream::RxState::kRing) return {item.seen_published, true};
   return {s.channel->rx_published() + s.received[0].load(std::memory_order_relaxed), false};
 }
 
-/// EPOLLET: is there something that the last report did not know? Room alone is news only to who
-/// was told to wait for it (SOCK_NOSPACE), or after ADD and MOD.
+/// EPOLLET: is there something that the last report did not know? While the kernel carries a
+/// direction the kernel's own edges are the news of it, and once, that it came to do so. In the
+/// ring: more bytes than then; room is news only to who was told to wait for it (SOCK_NOSPACE), or
+/// after ADD and MOD.
 bool Instance::is_edge_locked(Item& item, uint32_t events, const Arrivals& arrivals) noexcept {
   constexpr uint32_t kRoom = EPOLLOUT | EPOLLWRNORM | EPOLLWRBAND;
+  stream::Stream& s = *item.stream;
   const bool fresh = std::exchange(item.fresh, false);
-  const bool room =
-      (events & kRoom) != 0 && item.stream->tx_nospace.exchange(false, std::memory_order_relaxed);
   const bool local = std::exchange(item.local_news, false);
-  const bool arrived = arrivals.by_kernel || arrivals.count != item.seen_published;
+  const uint32_t said = std::exchange(item.kernel_said, 0);
+  const bool tx_by_kernel = !s.tx.gate.managed();
+  const bool tx_moved = std::exchange(item.tx_by_kernel, tx_by_kernel) != tx_by_kernel;
+  const bool rx_moved = std::exchange(item.rx_by_kernel, arrivals.by_kernel) != arrivals.by_kernel;
+  const bool room =
+      (events & kRoom) != 0 &&
+      (s.tx_nospace.exchange(false, std::memory_order_relaxed) || tx_moved || (said & kRoom) != 0);
+  const bool arrived = rx_moved || (arrivals.by_kernel ? (said & ~kRoom) != 0
+                                                       : arrivals.count != item.seen_published);
   const bool edge = fresh || room || ((local || arrived) && (events & ~kRoom) != 0);
   if (edge) item.seen_published = arrivals.count;
   return edge;
@@ -160,6 +71,15 @@ void Instance::drain_and_arm_locked(Item& item) noexcept {
     if (channel->drain_wait_fd()) robbed_[robbed_count_++] = &item;
   }
   stream::arm_for_poll(*channel, static_cast<short>(item.user.events & kInterest));
+}
+
+void Instance::modified_locked(Item& item) noexcept {
+  item.fresh = true;
+  make_ready_locked(item, true);
+  // Linux looks at once, and wakes a thread if something holds.
+  if (sleepers.load(std::memory_order_seq_cst) == 0) return;
+  drain_and_arm_locked(item);
+  if (events_now(item) != 0) ring();
 }
 
 void Instance::tell_robbed() noexcept {
@@ -195,6 +115,18 @@ bool Instance::look_locked(Item& item, epoll_event* out) noexcept {
   return true;
 }
 
+/// An edge-triggered item that was reported, while others sleep: armed at once, so that the next
+/// bytes wake one of them, and none is woken to find nothing. A thread alone saves the peer's ring.
+bool Instance::rests_after_edge_locked(Item& item) noexcept {
+  if ((item.user.events & EPOLLET) == 0 || sleepers.load(std::memory_order_seq_cst) == 0) {
+    return false;
+  }
+  drain_and_arm_locked(item);
+  const Arrivals now = arrivals(item);
+  return (now.by_kernel || now.count == item.seen_published) &&
+         !item.stream->tx_nospace.load(std::memory_order_relaxed);
+}
+
 int Instance::collect_locked(epoll_event* events, int max) noexcept {
   int n = 0;
   size_t left = ready.size();
@@ -207,7 +139,7 @@ int Instance::collect_locked(epoll_event* events, int max) noexcept {
     ++n;
     // Stays in line, at the end (fairness): level-triggered because it may still be ready,
     // edge-triggered because it is not armed and the next wait has to look whether anything came.
-    if (!item.disabled) make_ready_locked(item, false);
+    if (!item.disabled && !rests_after_edge_locked(item)) make_ready_locked(item, false);
   }
   return n;
 }
@@ -215,26 +147,46 @@ int Instance::collect_locked(epoll_event* events, int max) noexcept {
 int Instance::sort_locked(epoll_event* events, int n) noexcept {
   int kept = 0;
   for (int i = 0; i < n; ++i) {
-    const uint64_t data = events[i].data.u64;
-    if (is_kick_data(data)) continue;
-    Item* item = item_from_data(data);
-    if (item == nullptr) {
+    const EventData data = EventData::parse(events[i].data.u64);
+    if (data.tag == EventData::Tag::kProgram) {
       events[kept++] = events[i];
       continue;
     }
-    if (item->instance != this || !item->managed)
-      continue;  // late news of a registration that changed
-    if ((events[i].events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) {
-      // The end of the connection, or of the channel, seen before the keeper has seen it.
-      item->stream->tcp_event.store(true, std::memory_order_release);
+    if (data.tag == EventData::Tag::kKick) continue;
+    Item& item = *data.item;
+    if (item.instance != this) continue;  // late news of a registration that is gone
+    if (!item.managed) {
+      // Late news again, or, for EPOLLONESHOT, the kernel's word. One that was modified meanwhile
+      // has been looked at anew by the kernel and is reported by that, if it still holds.
+      if (data.tag != EventData::Tag::kOneshot || data.arming != item.arming) continue;
+      item.disabled = true;
+      events[kept++] = epoll_event{events[i].events, item.user.data};
+      continue;
     }
-    // OUT of a silent TCP connection is no news, unless the kernel still carries that direction.
     const bool ended = (events[i].events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0;
-    const bool room =
-        (events[i].events & EPOLLOUT) != 0 && stream::kernel_part(*item->stream, POLLOUT) != 0;
-    make_ready_locked(*item, ended || room);
+    // The end of the connection, or of the channel, seen before the keeper has seen it.
+    if (ended) item.stream->tcp_event.store(true, std::memory_order_release);
+    // OUT of a silent TCP connection is no news, unless the kernel still carries that direction.
+    if (data.tag != EventData::Tag::kDoorbell) {
+      const bool silent = stream::kernel_part(*item.stream, POLLOUT) == 0;
+      item.kernel_said |= events[i].events & ~(silent ? static_cast<uint32_t>(EPOLLOUT) : 0u);
+    }
+    make_ready_locked(item, ended);
+    if (data.tag == EventData::Tag::kDoorbell && sharing != 0) {
+      for (Item& other : managed_items) {
+        if (other.stream == item.stream && &other != &item) make_ready_locked(other, ended);
+      }
+    }
   }
   return kept;
+}
+
+bool Instance::must_nap_locked() noexcept {
+  if (deaf == 0) return !has_kick_locked();
+  for (Item& item : managed_items) {
+    if (item.deaf) make_ready_locked(item, false);
+  }
+  return true;
 }
 
 }  // namespace rsock::poll

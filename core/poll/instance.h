@@ -2,11 +2,12 @@
 // see.
 //
 // Purpose. Each stream in an instance has an Item. While the stream is on plain TCP the kernel's
-// registration is exactly the program's and Items do nothing. When a channel is attached the Item
-// is *managed*: the TCP descriptor is registered edge-triggered under the Item's own address, the
-// doorbell beside it, and what the program gets is computed by us. Adding the doorbell wakes a
-// thread that is inside epoll_wait already. Cost per wait is O(ready): only Items that something
-// rang for are looked at.
+// registration is exactly the program's (EPOLLONESHOT: under our data, so that we know when it is
+// spent). When a channel is attached the Item is *managed*: the TCP descriptor is registered
+// edge-triggered under the Item's own address, the doorbell beside it, and what the program gets is
+// computed by us; the program's events are not in the kernel then, not for a moment. Adding the
+// doorbell wakes a thread that is inside epoll_wait already. Cost per wait is O(ready): only Items
+// that something rang for are looked at.
 //
 // Ownership: instances and items live in memory that is never unmapped; an Item's address doubles
 // as the event data by which we know our own events among the program's. It belongs to its instance
@@ -56,13 +57,22 @@ class Item final : public stream::Watcher, public ReadyListHook, public ItemList
   Instance* instance = nullptr;
   stream::Stream* stream = nullptr;
   int fd = -1;
-  epoll_event user{};  // what the program registered
+  epoll_event user{};   // what the program registered
+  uint16_t arming = 0;  // of EPOLLONESHOT on TCP; goes on when the item is another's
   bool managed = false;
-  bool disabled = false;    // EPOLLONESHOT, reported
-  bool fresh = false;       // added or modified by the program: whatever holds is news
-  bool local_news = false;  // an edge for EPOLLET that no word shows
+  bool disabled = false;     // EPOLLONESHOT, reported
+  bool fresh = false;        // added or modified by the program: whatever holds is news
+  bool local_news = false;   // an edge for EPOLLET that no word shows
+  bool rx_by_kernel = true;  // EPOLLET: who carried the directions at the last report
+  bool tx_by_kernel = true;
+  uint32_t kernel_said = 0;  // EPOLLET: the TCP descriptor's edges since then
   bool linked_ready = false;
   int doorbell = -1;
+  // Who hears of the doorbell's rings: this item, another one of the same stream, or nobody.
+  bool owns_doorbell = false;
+  bool shares_doorbell = false;
+  bool deaf = false;
+  Item* next_unconnected = nullptr;
   uint32_t looks_unanswered = 0;  // since the doorbell was drained
   uint64_t seen_published = 0;    // EPOLLET: what had been published at the last report
 };
@@ -72,12 +82,39 @@ using ReadyList = boost::intrusive::list<Item, boost::intrusive::base_hook<Ready
 using ItemList = boost::intrusive::list<Item, boost::intrusive::base_hook<ItemListHook>,
                                         boost::intrusive::constant_time_size<true>>;
 
+inline constexpr uint32_t kInterest = EPOLLIN | EPOLLPRI | EPOLLOUT | EPOLLRDNORM | EPOLLRDBAND |
+                                      EPOLLWRNORM | EPOLLWRBAND | EPOLLRDHUP;
+/// What the TCP descriptor of a managed item is registered for.
+inline constexpr uint32_t kOurEvents = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET;
+
+/// Event data by which we know our own registrations: the item's address, and in its low bits what
+/// is registered.
+struct EventData {
+  enum class Tag : uint8_t {
+    kTcp = 0,       // a managed item's TCP descriptor
+    kKick = 1,      // Instance::kick
+    kDoorbell = 2,  // a managed item's doorbell
+    kOneshot = 4,   // EPOLLONESHOT on TCP; which arming, in the top 16 bits
+    kProgram = 7,   // not ours
+  };
+  Tag tag = Tag::kProgram;
+  uint16_t arming = 0;
+  Item* item = nullptr;
+
+  static EventData parse(uint64_t data) noexcept;
+  static uint64_t of(const Item& item, Tag tag = Tag::kTcp) noexcept;
+  static uint64_t kick() noexcept;
+};
+
 class Instance {
  public:
   Mutex mutex;
   int epfd = -1;
   std::atomic<int> fd_refs{0};
   std::atomic<int> managed_count{0};
+  /// Threads that wait in the kernel. Nothing that is left in `ready` is armed, so whoever leaves
+  /// something there while others sleep rings for one of them, as ep_done_scan() does.
+  std::atomic<int> sleepers{0};
   ReadyList ready;
   ItemList managed_items;
   bool kernel_first RSOCK_GUARDED_BY(mutex) =
@@ -87,14 +124,31 @@ class Instance {
   std::atomic<bool> nested{false};
   os::OwnedFd kick;  // eventfd in the kernel's instance: wakes a waiter for a local change
 
+  int sharing RSOCK_GUARDED_BY(mutex) = 0;  // items that hear of their doorbell by another item
+  int deaf RSOCK_GUARDED_BY(mutex) = 0;     // items that do not hear of it
+
   // --- under mutex ---
-  void manage_locked(Item& item) noexcept RSOCK_REQUIRES(mutex);
+  /// News of some streams do not wake a thread that waits in the kernel: it has to look now and
+  /// then. Makes all items ready that need it.
+  bool must_nap_locked() noexcept RSOCK_REQUIRES(mutex);
+  /// in_kernel: the TCP descriptor has our registration already.
+  void manage_locked(Item& item, bool in_kernel) noexcept RSOCK_REQUIRES(mutex);
   void unmanage_locked(Item& item) noexcept RSOCK_REQUIRES(mutex);
+  /// The registration of an item on TCP, armed anew.
+  epoll_event plain_locked(Item& item) noexcept RSOCK_REQUIRES(mutex);
+  /// The program has modified a managed item.
+  void modified_locked(Item& item) noexcept RSOCK_REQUIRES(mutex);
   /// The item goes, wherever it is linked in this instance; the stream's list is the caller's.
-  void forget_locked(Item& item) noexcept RSOCK_REQUIRES(mutex);
+  /// registered: the kernel's registration stays, until the file goes.
+  void forget_locked(Item& item, bool registered) noexcept RSOCK_REQUIRES(mutex);
   void make_ready_locked(Item& item, bool local) noexcept RSOCK_REQUIRES(mutex);
   /// Looks at the ready items, fills events. Returns the count.
   int collect_locked(epoll_event* events, int max) noexcept RSOCK_REQUIRES(mutex);
+  /// Something is ready, or was left unarmed, and a thread sleeps: ring() once the mutex is free.
+  bool others_have_to_look_locked() const noexcept RSOCK_REQUIRES(mutex) {
+    // seq_cst: see epoll_wait().
+    return !ready.empty() && sleepers.load(std::memory_order_seq_cst) != 0;
+  }
   /// Streams whose doorbell a look drained: other sleepers may have been robbed of their ring, and
   /// are told once the mutex is free.
   void tell_robbed() noexcept RSOCK_EXCLUDES(mutex);
@@ -110,8 +164,13 @@ class Instance {
   Item* robbed_[kMaxRobbed] RSOCK_GUARDED_BY(mutex) = {};
   size_t robbed_count_ RSOCK_GUARDED_BY(mutex) = 0;
 
+  bool has_kick_locked() noexcept RSOCK_REQUIRES(mutex);
+  void add_doorbell_locked(Item& item) noexcept RSOCK_REQUIRES(mutex);
+  void drop_doorbell_locked(Item& item) noexcept RSOCK_REQUIRES(mutex);
+  void leave_channel_locked(Item& item) noexcept RSOCK_REQUIRES(mutex);
   void drain_and_arm_locked(Item& item) noexcept RSOCK_REQUIRES(mutex);
   bool look_locked(Item& item, epoll_event* out) noexcept RSOCK_REQUIRES(mutex);
+  bool rests_after_edge_locked(Item& item) noexcept RSOCK_REQUIRES(mutex);
   struct Arrivals {
     uint64_t count = 0;      // bytes that had come, by whatever path
     bool by_kernel = false;  // TCP carries the direction
@@ -122,15 +181,28 @@ class Instance {
   uint32_t events_now(Item& item) noexcept;
 };
 
+// --- epoll_ctl.cc ---
+Instance* instance_of(int epfd) noexcept;
+/// The socket fd has become a stream: registrations that were made before find it.
+void adopt_stream(stream::Stream& s, int fd) noexcept;
+
+// --- epoll.cc ---
+/// Hooks for the room below: set when the first instance or the first sleeper's bell comes to be.
+void install_hooks() noexcept;
+
 // --- item_slab.cc ---
 Instance* acquire_instance(int epfd) noexcept;
 void release_instance(Instance& instance) noexcept;
 Item* acquire_item() noexcept;
 void release_item(Item& item) noexcept;
-/// The item whose address `data` is, or null: the program's own data.
-Item* item_from_data(uint64_t data) noexcept;
-bool is_kick_data(uint64_t data) noexcept;
-uint64_t kick_data() noexcept;
+/// Registrations of sockets that are no streams yet, by number. One that is closed stays until the
+/// number is used again, so whoever takes them asks the kernel. `in` null: an instance that is not
+/// ours.
+void remember_unconnected(Instance* in, int fd, const epoll_event& event) noexcept;
+void forget_unconnected(Instance* in, int fd) noexcept;
+void forget_unconnected(Instance& in) noexcept;
+/// All of one number, linked by next_unconnected; the caller's now.
+Item* take_unconnected(int fd) noexcept;
 /// Over a fork: see socket_ops.h.
 void lock_instances() noexcept;
 void unlock_instances() noexcept;

@@ -1,7 +1,9 @@
 #include <new>
+#include <utility>
 
 #include "core/os/os.h"
 #include "core/poll/instance.h"
+#include "core/stream/fd_table.h"
 
 // Items come from one reserved range, so that "is this event ours?" is a comparison; instances from
 // the heap, never freed: a stale pointer in the descriptor table must stay lockable.
@@ -16,6 +18,9 @@ Mutex g_mutex;
 std::atomic<char*> g_base{nullptr};
 size_t g_used RSOCK_GUARDED_BY(g_mutex) = 0;
 ItemList* g_free RSOCK_GUARDED_BY(g_mutex) = nullptr;
+
+// Heads of the lists of unconnected sockets, by number; null until there is one.
+std::atomic<std::atomic<Item*>*> g_unconnected{nullptr};
 
 struct Registry {
   Instance* instance;
@@ -39,8 +44,9 @@ bool reserve_locked() noexcept RSOCK_REQUIRES(g_mutex) {
 
 }  // namespace
 
-Item* acquire_item() noexcept {
-  MutexLock lock(g_mutex);
+namespace {
+
+Item* acquire_locked() noexcept RSOCK_REQUIRES(g_mutex) {
   if (!reserve_locked()) return nullptr;
   if (!g_free->empty()) {
     Item& item = g_free->front();
@@ -51,29 +57,129 @@ Item* acquire_item() noexcept {
   return new (g_base.load(std::memory_order_relaxed) + kStride * g_used++) Item;
 }
 
-void release_item(Item& item) noexcept {
+void release_locked(Item& item) noexcept RSOCK_REQUIRES(g_mutex) {
   item.instance = nullptr;
   item.stream = nullptr;
   item.managed = item.disabled = item.fresh = item.local_news = item.linked_ready = false;
   item.doorbell = item.fd = -1;
-  item.looks_unanswered = 0;
+  item.owns_doorbell = item.shares_doorbell = item.deaf = false;
+  item.rx_by_kernel = item.tx_by_kernel = true;
+  item.looks_unanswered = item.kernel_said = 0;
   item.seen_published = 0;
-  MutexLock lock(g_mutex);
+  item.next_unconnected = nullptr;
   g_free->push_back(item);
 }
 
-Item* item_from_data(uint64_t data) noexcept {
-  const auto base = reinterpret_cast<uint64_t>(g_base.load(std::memory_order_acquire));
-  if (base == 0 || data - base >= kMaxItems * kStride) return nullptr;
-  return (data - base) % kStride == 0 ? reinterpret_cast<Item*>(data) : nullptr;
+/// Unlinks what `goes` says from the list of one number.
+template <typename F>
+void forget_locked(std::atomic<Item*>& head, F&& goes) noexcept RSOCK_REQUIRES(g_mutex) {
+  Item* kept = nullptr;
+  for (Item* item = head.load(std::memory_order_relaxed); item != nullptr;) {
+    Item* next = item->next_unconnected;
+    if (goes(*item)) {
+      release_locked(*item);
+    } else {
+      item->next_unconnected = std::exchange(kept, item);
+    }
+    item = next;
+  }
+  head.store(kept, std::memory_order_release);
 }
 
-uint64_t kick_data() noexcept {
-  // An address inside the range that is no item's.
-  return reinterpret_cast<uint64_t>(g_base.load(std::memory_order_acquire)) + 1;
+}  // namespace
+
+Item* acquire_item() noexcept {
+  MutexLock lock(g_mutex);
+  return acquire_locked();
 }
-bool is_kick_data(uint64_t data) noexcept {
-  return g_base.load(std::memory_order_acquire) != nullptr && data == kick_data();
+
+void release_item(Item& item) noexcept {
+  MutexLock lock(g_mutex);
+  release_locked(item);
+}
+
+void remember_unconnected(Instance* in, int fd, const epoll_event& event) noexcept {
+  if (static_cast<unsigned>(fd) >= static_cast<unsigned>(stream::FdTable::kSize)) return;
+  MutexLock lock(g_mutex);
+  auto* heads = g_unconnected.load(std::memory_order_relaxed);
+  if (heads == nullptr) {
+    // Zeroed memory is null pointers; touched pages only cost something.
+    const auto memory = os::map_private_reserved(stream::FdTable::kSize * sizeof(*heads));
+    if (!memory) return;
+    heads = static_cast<std::atomic<Item*>*>(*memory);
+    // release pairs with take_unconnected().
+    g_unconnected.store(heads, std::memory_order_release);
+  }
+  Item* item = heads[fd].load(std::memory_order_relaxed);
+  while (item != nullptr && item->instance != in) item = item->next_unconnected;
+  if (item == nullptr) {
+    if ((item = acquire_locked()) == nullptr) return;
+    item->instance = in;
+    item->next_unconnected = heads[fd].load(std::memory_order_relaxed);
+    // release pairs with take_unconnected(), which looks without the lock first.
+    heads[fd].store(item, std::memory_order_release);
+  }
+  item->user = event;
+}
+
+void forget_unconnected(Instance* in, int fd) noexcept {
+  auto* heads = g_unconnected.load(std::memory_order_acquire);
+  if (heads == nullptr ||
+      static_cast<unsigned>(fd) >= static_cast<unsigned>(stream::FdTable::kSize)) {
+    return;
+  }
+  MutexLock lock(g_mutex);
+  forget_locked(heads[fd], [&](const Item& item) { return item.instance == in; });
+}
+
+void forget_unconnected(Instance& in) noexcept {
+  auto* heads = g_unconnected.load(std::memory_order_acquire);
+  if (heads == nullptr) return;
+  MutexLock lock(g_mutex);
+  for (int fd = 0; fd <= stream::FdTable::highest(); ++fd) {
+    if (heads[fd].load(std::memory_order_relaxed) == nullptr) continue;
+    forget_locked(heads[fd], [&](const Item& item) { return item.instance == &in; });
+  }
+}
+
+Item* take_unconnected(int fd) noexcept {
+  auto* heads = g_unconnected.load(std::memory_order_acquire);
+  if (heads == nullptr ||
+      static_cast<unsigned>(fd) >= static_cast<unsigned>(stream::FdTable::kSize) ||
+      heads[fd].load(std::memory_order_acquire) == nullptr) {
+    return nullptr;
+  }
+  MutexLock lock(g_mutex);
+  return heads[fd].exchange(nullptr, std::memory_order_acq_rel);
+}
+
+namespace {
+constexpr int kArmingShift = 48;  // above what an address uses
+constexpr uint64_t kTagMask = 7;
+}  // namespace
+
+EventData EventData::parse(uint64_t data) noexcept {
+  const auto base = reinterpret_cast<uint64_t>(g_base.load(std::memory_order_acquire));
+  const uint64_t address = data & ((uint64_t{1} << kArmingShift) - 1) & ~kTagMask;
+  const auto tag = static_cast<Tag>(data & kTagMask);
+  if (base == 0 || address - base >= kMaxItems * kStride || (address - base) % kStride != 0)
+    return {};
+  const auto arming = static_cast<uint16_t>(data >> kArmingShift);
+  const bool known =
+      tag == Tag::kOneshot || (arming == 0 && (tag == Tag::kTcp || tag == Tag::kDoorbell ||
+                                               (tag == Tag::kKick && address == base)));
+  if (!known) return {};
+  return {tag, arming, reinterpret_cast<Item*>(address)};
+}
+
+uint64_t EventData::of(const Item& item, Tag tag) noexcept {
+  const uint64_t arming = tag == Tag::kOneshot ? item.arming : 0;
+  return reinterpret_cast<uint64_t>(&item) | static_cast<uint64_t>(tag) | arming << kArmingShift;
+}
+
+uint64_t EventData::kick() noexcept {
+  return reinterpret_cast<uint64_t>(g_base.load(std::memory_order_acquire)) |
+         static_cast<uint64_t>(Tag::kKick);
 }
 
 Instance* acquire_instance(int epfd) noexcept {

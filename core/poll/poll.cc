@@ -109,9 +109,12 @@ class PollCall {
   PollCall(pollfd* fds, nfds_t n) noexcept : fds_(fds), n_(n) {}
 
   bool allocate() noexcept {
-    if (!streams_.allocate(n_) || !kernel_.allocate(2 * n_ + 1)) return false;
+    if (!tracked_.allocate(n_) || !streams_.allocate(n_) || !kernel_.allocate(2 * n_ + 1)) {
+      return false;
+    }
     for (nfds_t i = 0; i < n_; ++i) {
       Stream* s = FdTable::stream(fds_[i].fd);
+      tracked_[i] = s;
       streams_[i] = s != nullptr && s->has_channel.load(std::memory_order_acquire) ? s : nullptr;
       if (streams_[i] != nullptr) ++channel_count_;
     }
@@ -130,14 +133,16 @@ class PollCall {
     return ready;
   }
 
-  /// The kernel's part of the set, with a zero timeout. Adds to `ready`.
-  long look_at_kernel(long ready) noexcept {
-    if (channel_count_ == n_) return ready;
+  /// The kernel's part of the set, with a zero timeout. Adds to `ready`. With a mask, and nothing
+  /// ready, a signal that it lets through ends the call: EINTR (do_poll() in fs/select.c).
+  long look_at_kernel(long ready, const sigset_t* sigmask = nullptr) noexcept {
+    if (ready != 0) sigmask = nullptr;
+    if (channel_count_ == n_ && sigmask == nullptr) return ready;
     for (nfds_t i = 0; i < n_; ++i) {
       kernel_[i] = pollfd{streams_[i] == nullptr ? fds_[i].fd : -1, fds_[i].events, 0};
     }
     timespec now{0, 0};
-    const auto r = os::ppoll(kernel_.get(), n_, &now, nullptr, 0);
+    const auto r = os::ppoll(kernel_.get(), n_, &now, sigmask, kSigsetBytes);
     if (!r) return ready != 0 ? ready : -value(r.error());
     return merge(ready);
   }
@@ -167,10 +172,14 @@ class PollCall {
   long sleep(const Deadline& deadline, const sigset_t* sigmask) noexcept;
 
  private:
+  long sleep_in_kernel(size_t n, const Deadline& deadline, bool deaf,
+                       const sigset_t* sigmask) noexcept;
+
   pollfd* const fds_;
   const nfds_t n_;
   nfds_t channel_count_ = 0;
-  Array<Stream*, kSmall> streams_;
+  Array<Stream*, kSmall> tracked_;  // every stream of the set
+  Array<Stream*, kSmall> streams_;  // those that have a channel in this round
   Array<pollfd, 2 * kSmall + 1> kernel_;
 };
 
@@ -191,47 +200,61 @@ bool PollCall::spin() noexcept {
 }
 
 long PollCall::sleep(const Deadline& deadline, const sigset_t* sigmask) noexcept {
-  ThreadBell* bell = ThreadBell::mine();
-  if (bell == nullptr) return -ENOMEM;
-  Array<SleepWatcher, kSmall> watchers;
-  Array<std::shared_ptr<Channel>, kSmall> channels;
-  if (!watchers.allocate(channel_count_) || !channels.allocate(channel_count_)) return -ENOMEM;
-  bell->drain();
+  Sleeper& sleeper = Sleeper::mine();
+  const Sleeper::Visit visit(sleeper);
+  // Without a bell nobody can tell us that something changed in this process: short naps then.
+  bool deaf = sleeper.fd() < 0;
   size_t used = n_;
-  size_t k = 0;
   for (nfds_t i = 0; i < n_; ++i) {
     kernel_[i] = pollfd{fds_[i].fd, fds_[i].events, 0};
-    if (streams_[i] == nullptr) continue;
-    Stream& s = *streams_[i];
-    kernel_[i].fd = -1;
-    watchers[k].link(s, *bell);
-    channels[k] = stream::channel_of(s);
-    if (channels[k]) {
-      // Drain, then arm, then look: whatever is published after the look rings again. The rings
-      // that were taken out may have been meant for another thread that sleeps on this stream for
-      // something else.
-      if (channels[k]->drain_wait_fd()) watchers[k].tell_others();
-      stream::arm_for_poll(*channels[k], fds_[i].events);
-      kernel_[used++] = pollfd{channels[k]->wait_fd(), POLLIN, 0};
-      // Parts that the kernel still owns are watched there as well.
-      const short part = stream::kernel_part(s, fds_[i].events);
-      if (part != 0) kernel_[i] = pollfd{fds_[i].fd, part, 0};
-    } else {
-      kernel_[i].fd = fds_[i].fd;
+    if (tracked_[i] == nullptr) continue;
+    Stream& s = *tracked_[i];
+    // Streams on TCP, too: the keeper may lift one while this thread is in the kernel, and what
+    // comes then comes by a doorbell that is not in the kernel's array. From here on a channel that
+    // comes or goes strikes the bell; one that did so before this moment is seen by the look.
+    const SleepWatcher* watcher = sleeper.link(s);
+    if (watcher == nullptr) deaf = true;
+    if (s.has_channel.load(std::memory_order_acquire) != (streams_[i] != nullptr) ||
+        FdTable::stream(fds_[i].fd) != &s) {
+      return 0;  // another round
     }
-    ++k;
+    if (streams_[i] == nullptr) continue;
+    // Not kept alive over the sleep: when it goes, the bell rings.
+    const std::shared_ptr<Channel> channel = stream::channel_of(s);
+    if (!channel) continue;
+    // Drain, then arm, then look: whatever is published after the look rings again. The rings that
+    // were taken out may have been meant for another thread that sleeps on this stream for
+    // something else.
+    if (channel->drain_wait_fd()) stream::wake_watchers_except(s, watcher);
+    stream::arm_for_poll(*channel, fds_[i].events);
+    kernel_[used++] = pollfd{channel->wait_fd(), POLLIN, 0};
+    // Parts that the kernel still owns are watched there as well.
+    const short part = stream::kernel_part(s, fds_[i].events);
+    kernel_[i] = pollfd{part != 0 ? fds_[i].fd : -1, part, 0};
   }
-  kernel_[used++] = pollfd{bell->fd(), POLLIN, 0};
+  if (!deaf) kernel_[used++] = pollfd{sleeper.fd(), POLLIN, 0};
   if (const long ready = look(); ready != 0) {
     return look_at_kernel(ready);
   }
-  timespec storage;
-  const timespec* timeout = deadline.as_timespec(&storage);
-  const auto r =
-      os::ppoll(kernel_.get(), used, const_cast<timespec*>(timeout), sigmask, kSigsetBytes);
-  if (!r) return -value(r.error());
+  long r = sleep_in_kernel(used, deadline, deaf, sigmask);
+  // More entries than RLIMIT_NOFILE: EINVAL (fs/select.c), where the program's own array was not.
+  if (r == -EINVAL && used > n_) r = sleep_in_kernel(n_, deadline, true, sigmask);
+  if (r < 0) return r;
   const long ready = look();
   return merge(ready);
+}
+
+long PollCall::sleep_in_kernel(size_t n, const Deadline& deadline, bool deaf,
+                               const sigset_t* sigmask) noexcept {
+  constexpr uint64_t kNapNs = 10'000'000;
+  timespec storage;
+  const timespec* timeout = deadline.as_timespec(&storage);
+  if (deaf && (deadline.is_never() || deadline.remaining_ns() > kNapNs)) {
+    storage = {0, kNapNs};
+    timeout = &storage;
+  }
+  const auto r = os::ppoll(kernel_.get(), n, const_cast<timespec*>(timeout), sigmask, kSigsetBytes);
+  return r ? *r : -value(r.error());
 }
 
 }  // namespace
@@ -254,7 +277,7 @@ long poll_set(pollfd* fds, size_t n, const Deadline& deadline, const sigset_t* s
     // Made anew each round: channels come and go.
     PollCall call(fds, n);
     if (!call.allocate()) return -ENOMEM;
-    long ready = call.look_at_kernel(call.look());
+    long ready = call.look_at_kernel(call.look(), immediate ? sigmask : nullptr);
     if (ready != 0 || immediate) return ready;
     if (call.spin()) continue;
     ready = call.sleep(deadline, sigmask);

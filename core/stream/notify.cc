@@ -26,6 +26,14 @@ void path_changed(Stream& s) noexcept {
   for (Watcher& w : s.watchers) w.on_path_changed(s);
 }
 
+void drop_sleepers_in_child(Stream& s) noexcept {
+  MutexLock lock(s.watch_mutex);
+  for (auto it = s.watchers.begin(); it != s.watchers.end();) {
+    Watcher& w = *it++;
+    if (!w.survives_fork()) s.watchers.erase(s.watchers.iterator_to(w));
+  }
+}
+
 void unlink_watchers(Stream& s) noexcept {
   MutexLock lock(s.watch_mutex);
   while (!s.watchers.empty()) {

@@ -52,6 +52,7 @@ void set_down_all(Reason reason, bool pin) noexcept {
 /// channel that could not be let go of in time belongs to the parent.
 void reset_in_child(Stream& s, void*) noexcept RSOCK_NO_TSA {
   for (Mutex* m : {&s.tx.mutex, &s.rx.mutex, &s.watch_mutex}) m->reset_after_fork();
+  drop_sleepers_in_child(s);
   s.tx.gate.reset_after_fork();
   s.rx.gate.reset_after_fork();
   if (s.channel) {

@@ -176,6 +176,8 @@ void wake_waiters(Stream& s) noexcept;
 void path_changed(Stream& s) noexcept;
 /// Wakes all watchers but one: its owner took a ring out of the doorbell that they share.
 void wake_watchers_except(Stream& s, const Watcher* self) noexcept;
+/// In a forked child: forgets the watchers of threads that are the parent's alone.
+void drop_sleepers_in_child(Stream& s) noexcept;
 /// Unlinks every watcher and tells it that the stream is closed.
 void unlink_watchers(Stream& s) noexcept;
 

@@ -27,6 +27,7 @@ void track(int fd, bool nonblocking, bool connected_here) noexcept {
   if (s == nullptr) return;  // no memory: the socket is plain TCP
   s->connected_here = connected_here;
   FdTable::set(fd, FdKind::kStream, s);
+  if (g_epoll_adopt != nullptr) g_epoll_adopt(*s, fd);
 }
 
 int64_t timeval_ns(const void* value, socklen_t len) noexcept {

@@ -1,6 +1,7 @@
 // poll(2) over a set in which some descriptors are streams on a channel, some streams on TCP, some
 // not ours.
 
+#include <signal.h>
 #include <sys/eventfd.h>
 
 #include <thread>
@@ -129,6 +130,39 @@ TEST_P(Poll, MixesStreamsAndOthersInOneSet) {
   ::close(event);
 }
 
+/// One stream of the set is lifted, so the thread sleeps on its doorbell; the other is lifted only
+/// while it sleeps, and the next bytes come where the thread did not look when it went to sleep.
+TEST_P(Poll, AStreamThatIsLiftedWhileTheSetSleepsWakesIt) {
+  Connection lifted = Connection::make();
+  ASSERT_TRUE(ping_until_lifted(lifted));
+  Connection later = Connection::make();
+  std::atomic<bool> asleep{false};
+  std::thread peer([&] {
+    EXPECT_TRUE(eventually([&] { return asleep.load(); }));
+    nap_us(20'000);
+    // The sleeper's end only sends (another thread of its program), the other end only receives.
+    char byte = 0;
+    EXPECT_TRUE(eventually([&] {
+      return do_send(later.right, "x", 1) == 1 && do_recv(later.left, &byte, 1) == 1 &&
+             has_channel(later.right) && sends_in_ring(*FdTable::stream(later.right));
+    }));
+    EXPECT_TRUE(eventually([&] {  // until the sleeper's end is ready for the ring
+      stream::attend(*FdTable::stream(later.left));
+      Stream& s = *FdTable::stream(later.left);
+      MutexLock lock(s.tx.mutex);
+      return s.channel && s.channel->tx_peer_ready();
+    }));
+    nap_us(20'000);
+    EXPECT_EQ(do_send(later.left, "a", 1), 1);
+    EXPECT_TRUE(sends_in_ring(*FdTable::stream(later.left)));
+  });
+  pollfd fds[] = {{lifted.right, POLLIN, 0}, {later.right, POLLIN, 0}};
+  asleep = true;
+  EXPECT_EQ(ask(fds, 2, 20'000), 1);
+  EXPECT_EQ(fds[1].revents, POLLIN);
+  peer.join();
+}
+
 TEST_P(Poll, AClosedNumberInASetWithAStreamIsNval) {
   Connection c = Connection::make();
   ASSERT_TRUE(ping_until_lifted(c));
@@ -144,6 +178,43 @@ TEST_P(Poll, ATimeoutEndsWithNothingReady) {
   ASSERT_TRUE(ping_until_lifted(c));
   EXPECT_EQ(events(c.left, POLLIN, 1), 0);
   EXPECT_EQ(events(c.left, POLLIN, 0), 0);
+}
+
+volatile sig_atomic_t handled;
+
+/// Linux looks first; a pending signal that the mask lets through counts only if nothing is ready.
+TEST_P(Poll, AMaskLetsAPendingSignalEndACallWithoutATimeout) {
+  Connection c = Connection::make();
+  ASSERT_TRUE(ping_until_lifted(c));
+  struct sigaction action {};
+  action.sa_handler = [](int) { handled = handled + 1; };
+  ASSERT_EQ(::sigaction(SIGUSR1, &action, nullptr), 0);
+  sigset_t one;
+  sigset_t none;
+  sigemptyset(&none);
+  sigemptyset(&one);
+  sigaddset(&one, SIGUSR1);
+  ASSERT_EQ(::pthread_sigmask(SIG_BLOCK, &one, nullptr), 0);
+  ASSERT_EQ(::pthread_kill(::pthread_self(), SIGUSR1), 0);
+  const timespec now{0, 0};
+  auto ask_masked = [&] {
+    pollfd p{c.right, POLLIN, 0};
+    return poll::poll(&p, 1, &now, &none, [&]() -> long {
+      timespec copy = now;
+      return ask_kernel(SYS_ppoll, &p, 1, &copy, &none, 8);
+    });
+  };
+  ASSERT_EQ(do_send(c.left, "a", 1), 1);
+  EXPECT_EQ(ask_masked(), 1);
+  EXPECT_EQ(handled, 0);
+  char byte;
+  ASSERT_EQ(do_recv(c.right, &byte, 1), 1);
+  EXPECT_EQ(ask_masked(), -EINTR);
+  EXPECT_EQ(handled, 1);
+  EXPECT_EQ(ask_masked(), 0);
+  ::pthread_sigmask(SIG_UNBLOCK, &one, nullptr);
+  handled = 0;
+  ::signal(SIGUSR1, SIG_DFL);
 }
 
 TEST_P(Poll, ManyStreamsInOneSet) {

@@ -1,0 +1,162 @@
+// What the kernel's instance holds for each item, and how that changes when a channel comes or
+// goes.
+//
+// On TCP: the program's own registration, except that EPOLLONESHOT is under our data, because
+// whether it is spent has to be known when a channel comes. With a channel: ours, edge-triggered,
+// and the doorbell's.
+
+#include <sys/eventfd.h>
+
+#include <utility>
+
+#include "core/os/os.h"
+#include "core/poll/instance.h"
+
+namespace rsock::poll {
+namespace {
+
+/// Changes a registration even where MOD is not allowed (EPOLLEXCLUSIVE: epoll_ctl(2)).
+void register_as(int epfd, int fd, uint32_t events, uint64_t data) noexcept {
+  epoll_event event{};
+  event.events = events;
+  event.data.u64 = data;
+  const auto r = os::epoll_ctl(epfd, EPOLL_CTL_MOD, fd, &event);
+  if (r || r.error() != EINVAL) return;
+  (void)os::epoll_ctl(epfd, EPOLL_CTL_DEL, fd, nullptr);
+  (void)os::epoll_ctl(epfd, EPOLL_CTL_ADD, fd, &event);
+}
+
+}  // namespace
+
+void Item::on_maybe_ready(stream::Stream&) noexcept {
+  Instance& in = *instance;
+  {
+    MutexLock lock(in.mutex);
+    if (!managed) return;
+    in.make_ready_locked(*this, true);
+  }
+  in.ring();
+}
+
+void Item::on_path_changed(stream::Stream& s) noexcept {
+  Instance& in = *instance;
+  MutexLock lock(in.mutex);
+  const bool channel = s.doorbell_fd.load(std::memory_order_acquire) >= 0;
+  if (channel && !managed) in.manage_locked(*this, false);
+  if (!channel && managed) in.unmanage_locked(*this);
+}
+
+void Item::on_closed(stream::Stream&) noexcept {
+  Instance& in = *instance;
+  MutexLock lock(in.mutex);
+  in.forget_locked(*this, true);
+}
+
+void Instance::forget_locked(Item& item, bool registered) noexcept {
+  const bool ours = item.managed || (item.user.events & EPOLLONESHOT) != 0;
+  if (item.managed) leave_channel_locked(item);
+  // The file may live on, under another name or in another process: what the kernel keeps then must
+  // not carry our data. A ONESHOT that is spent stays so only without a registration.
+  if (registered && ours) {
+    if (item.disabled) {
+      (void)os::epoll_ctl(epfd, EPOLL_CTL_DEL, item.fd, nullptr);
+    } else {
+      register_as(epfd, item.fd, item.user.events, item.user.data.u64);
+    }
+  }
+  release_item(item);
+}
+
+bool Instance::has_kick_locked() noexcept {
+  if (kick) return true;
+  const auto fd = os::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  if (!fd) return false;
+  auto owned = os::raise(*fd);
+  if (!owned) return false;
+  epoll_event event{};
+  event.events = EPOLLIN | EPOLLET;
+  event.data.u64 = EventData::kick();
+  if (!os::epoll_ctl(epfd, EPOLL_CTL_ADD, owned->get(), &event)) return false;
+  kick = std::move(*owned);
+  return true;
+}
+
+/// The doorbell is in the kernel's instance once, for the first of the stream's items.
+void Instance::add_doorbell_locked(Item& item) noexcept {
+  epoll_event event{};
+  event.events = EPOLLIN | EPOLLET;
+  event.data.u64 = EventData::of(item, EventData::Tag::kDoorbell);
+  const auto r = os::epoll_ctl(epfd, EPOLL_CTL_ADD, item.doorbell, &event);
+  item.owns_doorbell = r.has_value();
+  // The same stream is in this instance under another number as well.
+  item.shares_doorbell = !r && r.error() == EEXIST;
+  if (item.shares_doorbell) ++sharing;
+  // Else no memory, or no more watches (epoll(7), max_user_watches).
+  item.deaf = !item.owns_doorbell && !item.shares_doorbell;
+  if (item.deaf) ++deaf;
+}
+
+void Instance::drop_doorbell_locked(Item& item) noexcept {
+  if (item.doorbell >= 0 && item.owns_doorbell) {
+    (void)os::epoll_ctl(epfd, EPOLL_CTL_DEL, item.doorbell, nullptr);
+  }
+  if (item.shares_doorbell) --sharing;
+  if (item.deaf) --deaf;
+  item.doorbell = -1;
+  const bool heir_needed = item.owns_doorbell && sharing != 0;
+  item.owns_doorbell = item.shares_doorbell = item.deaf = false;
+  if (!heir_needed) return;
+  for (Item& other : managed_items) {
+    if (other.stream != item.stream || !other.shares_doorbell) continue;
+    other.shares_doorbell = false;
+    --sharing;
+    return add_doorbell_locked(other);
+  }
+}
+
+void Instance::manage_locked(Item& item, bool in_kernel) noexcept {
+  (void)has_kick_locked();
+  item.managed = true;
+  item.rx_by_kernel = item.tx_by_kernel = true;
+  item.kernel_said = 0;
+  item.seen_published = UINT64_MAX;  // the channel counts from its own beginning
+  item.doorbell = item.stream->doorbell_fd.load(std::memory_order_acquire);
+  managed_items.push_back(item);
+  managed_count.fetch_add(1, std::memory_order_seq_cst);  // pairs with epoll_wait()
+  add_doorbell_locked(item);
+  // OUT is nearly always true on a silent TCP connection: the registration itself wakes a waiting
+  // thread.
+  if (!in_kernel) register_as(epfd, item.fd, kOurEvents, EventData::of(item));
+  make_ready_locked(item, true);
+}
+
+void Instance::leave_channel_locked(Item& item) noexcept {
+  item.managed = false;
+  managed_items.erase(managed_items.iterator_to(item));
+  managed_count.fetch_sub(1, std::memory_order_release);
+  drop_doorbell_locked(item);
+  if (std::exchange(item.linked_ready, false)) ready.erase(ready.iterator_to(item));
+}
+
+void Instance::unmanage_locked(Item& item) noexcept {
+  leave_channel_locked(item);
+  if (item.disabled) {
+    // A spent ONESHOT: the kernel adds ERR and HUP to whatever is asked for, so it stays under our
+    // data, where they are left out.
+    register_as(epfd, item.fd, item.user.events & ~kInterest, EventData::of(item));
+  } else {
+    const epoll_event event = plain_locked(item);
+    register_as(epfd, item.fd, event.events, event.data.u64);
+  }
+}
+
+epoll_event Instance::plain_locked(Item& item) noexcept {
+  epoll_event event = item.user;
+  if ((event.events & EPOLLONESHOT) != 0) {
+    ++item.arming;
+    event.data.u64 = EventData::of(item, EventData::Tag::kOneshot);
+  }
+  return event;
+}
+
+}  // namespace rsock::poll
