@@ -27,7 +27,9 @@
 #include <linux/sched.h>
 
 #include <cstdarg>
+#include <optional>
 
+#include "core/base/raw_syscall.h"
 #include "preload/entry.h"
 
 namespace rsock::preload {
@@ -92,12 +94,35 @@ void in_forked_child() noexcept {
   if (end_fork_in_child()) stream::after_fork_child();
 }
 
+namespace {
+
+/// The flags in clone3's structure. Nothing: the kernel will refuse it. It is read as the kernel
+/// reads it, because the pointer may be bad.
+std::optional<uint64_t> clone3_flags(const void* arguments, size_t size) noexcept {
+  if (size < CLONE_ARGS_SIZE_VER0) return std::nullopt;
+  uint64_t flags = 0;
+  iovec to{&flags, sizeof(flags)};
+  iovec from{const_cast<void*>(arguments), sizeof(flags)};  // they come first
+  const long self = raw_syscall(SYS_getpid);
+  const long n = raw_syscall(SYS_process_vm_readv, self, reinterpret_cast<long>(&to), 1,
+                             reinterpret_cast<long>(&from), 1, 0);
+  if (n == -EFAULT) return std::nullopt;
+  // A sandbox may forbid that call.
+  if (n != sizeof(flags)) flags = static_cast<const clone_args*>(arguments)->flags;
+  return flags;
+}
+
+}  // namespace
+
 long process_by_number(long number, const long* w) noexcept {
-  long flags = SIGCHLD;
-  if (number == SYS_clone) flags = w[0];
-  if (number == SYS_clone3)
-    flags = static_cast<long>(reinterpret_cast<const clone_args*>(w[0])->flags);
   const auto call = [&] { return real.syscall(number, w[0], w[1], w[2], w[3], w[4], w[5]); };
+  uint64_t flags = SIGCHLD;
+  if (number == SYS_clone) flags = static_cast<uint64_t>(w[0]);
+  if (number == SYS_clone3) {
+    const auto given = clone3_flags(reinterpret_cast<const void*>(w[0]), static_cast<size_t>(w[1]));
+    if (!given) return call();
+    flags = *given;
+  }
   if ((flags & CLONE_VM) == 0) return fork_unhandled(call);
   if ((flags & CLONE_VFORK) != 0) set_down_for_child();
   return call();
