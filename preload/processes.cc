@@ -216,6 +216,13 @@ RSOCK_EXPORT int daemon(int nochdir, int noclose) noexcept {
   return real.daemon(nochdir, noclose);
 }
 
+RSOCK_EXPORT int login_tty(int fd) noexcept {
+  for (int name = 0; name <= 2; ++name) {
+    if (name != fd && FdTable::word(name) != 0) (void)let_go(name);
+  }
+  return real.login_tty(fd);
+}
+
 // --- exec ------------------------------------------------------------------------------------
 
 RSOCK_EXPORT int execve(const char* path, char* const argv[], char* const envp[]) noexcept {
