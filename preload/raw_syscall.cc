@@ -50,6 +50,12 @@ long by_words(R (*entry)(A1, A2, ...), const long* w) {
   return entry(from_word<A1>(w[0]), from_word<A2>(w[1]), w[2]);
 }
 
+/// prctl.
+template <typename R, typename A1>
+long by_words(R (*entry)(A1, ...), const long* w) {
+  return entry(from_word<A1>(w[0]), w[1], w[2], w[3], w[4]);
+}
+
 /// Whether an entry could do anything but hand the call on.
 constexpr bool concerns_us(Kind kind, long first) noexcept {
   return kind != Kind::kernel &&
@@ -209,6 +215,8 @@ bool ours(long number, long first) noexcept {
     case SYS_clone:
     case SYS_clone3:
       return started();
+    case SYS_seccomp:
+      return true;
     default:
       return false;
   }
