@@ -24,6 +24,7 @@ void note_copy(int fd, int copy) noexcept {
   const FdKind kind = FdTable::kind(fd);
   if (copy >= 0 && kind != FdKind::kUnknown && kind != FdKind::kInternal && tracking()) {
     stream::on_dup(fd, copy);
+    leave_to_stdio(copy);
   }
 }
 

@@ -63,7 +63,8 @@ inline Stream* stream_in(uintptr_t word) noexcept {
 
 /// The path of a stream, in a function of its own: the entry itself then needs no stack and leaves
 /// by a jump to libc's function where the descriptor is not ours. `work` captures by value.
-/// Taken by reference: a copy of captures just stored in words is loaded in wider pieces, and waits.
+/// Taken by reference: a copy of captures just stored in words is loaded in wider pieces, and
+/// waits.
 template <typename Work>
 [[gnu::noinline]] auto aside(Work&& work) {
   return work();
@@ -72,5 +73,13 @@ template <typename Work>
 /// Before the number fd is closed or replaced. False: the call answers EBADF and touches nothing.
 /// For numbers with an entry only: others need nothing.
 bool let_go(int fd) noexcept;
+
+/// stdio uses 0, 1 and 2 without a call that we would see (inetd's children, say): a stream that
+/// gets such a number stays on TCP.
+inline void leave_to_stdio(int fd) noexcept {
+  if (fd >= 0 && fd <= 2 && FdTable::word(fd) != 0) {
+    stream::pin_to_tcp(fd, "at a number that stdio uses");
+  }
+}
 
 }  // namespace rsock::preload

@@ -1,4 +1,7 @@
-// sendfile, splice and fdopen: where a stream meets a file.
+// sendfile, splice, stdio and aio: where a stream meets a file, or what libc does with descriptors
+// by itself.
+
+#include <cstdarg>
 
 #include "preload/entry.h"
 
@@ -8,6 +11,22 @@ namespace {
 void pin_ends(int a, int b, const char* reason) noexcept {
   if (FdTable::word(a) != 0) stream::pin_to_tcp(a, reason);
   if (FdTable::word(b) != 0) stream::pin_to_tcp(b, reason);
+}
+
+/// libc reads or writes this descriptor past us.
+void leave_to_libc(int fd, const char* reason) noexcept {
+  if (FdTable::word(fd) != 0) stream::pin_to_tcp(fd, reason);
+}
+
+void leave_to_libc(const aiocb* request) noexcept {
+  if (request != nullptr) leave_to_libc(request->aio_fildes, "aio");
+}
+
+/// libc is about to close the number below a FILE. It can be one of ours: fdopen() lets go of its
+/// own, but a stream may have come to 0, 1 or 2 by accept or dup2.
+void let_go_below(FILE* file) noexcept {
+  const int fd = file != nullptr ? fileno_unlocked(file) : -1;
+  if (FdTable::word(fd) != 0) (void)let_go(fd);
 }
 
 }  // namespace
@@ -53,4 +72,68 @@ RSOCK_EXPORT FILE* fdopen(int fd, const char* mode) noexcept {
   return real.fdopen(fd, mode);
 }
 
+RSOCK_EXPORT int fclose(FILE* file) {
+  const int before = errno;  // fileno sets it where there is no number below
+  let_go_below(file);
+  errno = before;
+  return real.fclose(file);
+}
+
+RSOCK_EXPORT FILE* freopen(const char* path, const char* mode, FILE* file) {
+  const int before = errno;
+  let_go_below(file);
+  errno = before;
+  return real.freopen(path, mode, file);
+}
+
+RSOCK_EXPORT int vdprintf(int fd, const char* format, va_list arguments) {
+  leave_to_libc(fd, "dprintf");
+  return real.vdprintf(fd, format, arguments);
+}
+
+RSOCK_EXPORT int dprintf(int fd, const char* format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  const int result = ::vdprintf(fd, format, arguments);
+  va_end(arguments);
+  return result;
+}
+
+RSOCK_EXPORT int __vdprintf_chk(int fd, int flag, const char* format, va_list arguments) {
+  leave_to_libc(fd, "dprintf");
+  return real.__vdprintf_chk(fd, flag, format, arguments);
+}
+
+RSOCK_EXPORT int __dprintf_chk(int fd, int flag, const char* format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  const int result = ::__vdprintf_chk(fd, flag, format, arguments);
+  va_end(arguments);
+  return result;
+}
+
+// struct aiocb64 is struct aiocb on 64-bit machines.
+
+RSOCK_EXPORT int aio_read(aiocb* request) noexcept {
+  leave_to_libc(request);
+  return real.aio_read(request);
+}
+
+RSOCK_EXPORT int aio_write(aiocb* request) noexcept {
+  leave_to_libc(request);
+  return real.aio_write(request);
+}
+
+RSOCK_EXPORT int lio_listio(int mode, aiocb* const list[], int count, sigevent* done) {
+  for (int i = 0; i < count; ++i) leave_to_libc(list[i]);
+  return real.lio_listio(mode, list, count, done);
+}
+
 RSOCK_SAME_BODY(sendfile64, sendfile);
+RSOCK_SAME_BODY(freopen64, freopen);
+extern "C"
+    __attribute__((visibility("default"), alias("aio_read"))) decltype(::aio_read64) aio_read64;
+extern "C"
+    __attribute__((visibility("default"), alias("aio_write"))) decltype(::aio_write64) aio_write64;
+extern "C" __attribute__((visibility("default"),
+                          alias("lio_listio"))) decltype(::lio_listio64) lio_listio64;

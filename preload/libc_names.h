@@ -5,15 +5,19 @@
 // functions.
 #pragma once
 
+#include <aio.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <spawn.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
+#include <sys/prctl.h>
 #include <sys/select.h>
 #include <sys/sendfile.h>
 #include <sys/socket.h>
@@ -21,6 +25,7 @@
 #include <sys/uio.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <utmp.h>
 
 #include <linux/close_range.h>
 
@@ -47,6 +52,8 @@ ssize_t __read_chk(int fd, void* buf, size_t n, size_t size);
 ssize_t __recv_chk(int fd, void* buf, size_t n, size_t size, int flags);
 ssize_t __recvfrom_chk(int fd, void* buf, size_t n, size_t size, int flags, sockaddr* addr,
                        socklen_t* len);
+int __dprintf_chk(int fd, int flag, const char* format, ...);
+int __vdprintf_chk(int fd, int flag, const char* format, va_list arguments);
 int __poll_chk(pollfd* fds, nfds_t n, int timeout, size_t size);
 int __ppoll_chk(pollfd* fds, nfds_t n, const timespec* timeout, const sigset_t* mask, size_t size);
 }

@@ -25,9 +25,12 @@
 
 #include <alloca.h>
 #include <linux/sched.h>
+#include <linux/seccomp.h>
 
 #include <cstdarg>
+#include <optional>
 
+#include "core/base/raw_syscall.h"
 #include "core/base/thread_signals.h"
 #include "preload/entry.h"
 
@@ -94,12 +97,48 @@ void in_forked_child() noexcept {
   handlers_after_fork_child();
 }
 
+namespace {
+
+/// The flags in clone3's structure. Nothing: the kernel will refuse it. It is read as the kernel
+/// reads it, because the pointer may be bad.
+std::optional<uint64_t> clone3_flags(const void* arguments, size_t size) noexcept {
+  if (size < CLONE_ARGS_SIZE_VER0) return std::nullopt;
+  uint64_t flags = 0;
+  iovec to{&flags, sizeof(flags)};
+  iovec from{const_cast<void*>(arguments), sizeof(flags)};  // they come first
+  const long self = raw_syscall(SYS_getpid);
+  const long n = raw_syscall(SYS_process_vm_readv, self, reinterpret_cast<long>(&to), 1,
+                             reinterpret_cast<long>(&from), 1, 0);
+  if (n == -EFAULT) return std::nullopt;
+  // A sandbox may forbid that call.
+  if (n != sizeof(flags)) flags = static_cast<const clone_args*>(arguments)->flags;
+  return flags;
+}
+
+/// Whether a filter is to be set, not only asked whether there could be one.
+bool sets_filter(long number, const long* w) noexcept {
+  if (number == SYS_seccomp) {
+    return w[0] == SECCOMP_SET_MODE_STRICT || (w[0] == SECCOMP_SET_MODE_FILTER && w[2] != 0);
+  }
+  return w[0] == PR_SET_SECCOMP &&
+         (w[1] == SECCOMP_MODE_STRICT || (w[1] == SECCOMP_MODE_FILTER && w[2] != 0));
+}
+
+}  // namespace
+
 long process_by_number(long number, const long* w) noexcept {
-  long flags = SIGCHLD;
-  if (number == SYS_clone) flags = w[0];
-  if (number == SYS_clone3)
-    flags = static_cast<long>(reinterpret_cast<const clone_args*>(w[0])->flags);
   const auto call = [&] { return real.syscall(number, w[0], w[1], w[2], w[3], w[4], w[5]); };
+  if (number == SYS_seccomp) {
+    if (sets_filter(number, w)) stand_back();
+    return call();
+  }
+  uint64_t flags = SIGCHLD;
+  if (number == SYS_clone) flags = static_cast<uint64_t>(w[0]);
+  if (number == SYS_clone3) {
+    const auto given = clone3_flags(reinterpret_cast<const void*>(w[0]), static_cast<size_t>(w[1]));
+    if (!given) return call();
+    flags = *given;
+  }
   if ((flags & CLONE_VM) == 0) return fork_unhandled(call);
   if ((flags & CLONE_VFORK) != 0) set_down_for_child();
   return call();
@@ -191,6 +230,45 @@ RSOCK_EXPORT int daemon(int nochdir, int noclose) noexcept {
     if (FdTable::word(fd) != 0) (void)let_go(fd);
   }
   return real.daemon(nochdir, noclose);
+}
+
+RSOCK_EXPORT int login_tty(int fd) noexcept {
+  for (int name = 0; name <= 2; ++name) {
+    if (name != fd && FdTable::word(name) != 0) (void)let_go(name);
+  }
+  return real.login_tty(fd);
+}
+
+// --- what a process does to itself -----------------------------------------------------------
+
+// libc declares it variadic and always reads four words more.
+RSOCK_EXPORT int rsock_prctl(int option, long a, long b, long c, long d) noexcept asm("prctl");
+RSOCK_EXPORT int rsock_prctl(int option, long a, long b, long c, long d) noexcept {
+  if (option == PR_SET_SECCOMP) [[unlikely]] {
+    const long w[] = {option, a, b};
+    if (sets_filter(SYS_prctl, w)) stand_back();
+  }
+  return real.prctl(option, a, b, c, d);
+}
+
+// The kernel refuses some namespaces to a process with several threads (unshare(2), setns(2)), and
+// ours would be the second.
+RSOCK_EXPORT int unshare(int flags) noexcept {
+  if (started() && own_process()) stream::before_unshare();
+  return real.unshare(flags);
+}
+
+RSOCK_EXPORT int setns(int fd, int kind) noexcept {
+  if (started() && own_process()) stream::before_unshare();
+  return real.setns(fd, kind);
+}
+
+RSOCK_EXPORT void pthread_exit(void* result) {
+  if (started() && own_process() && raw_syscall(SYS_gettid) == raw_syscall(SYS_getpid)) {
+    stream::first_thread_ends();
+  }
+  real.pthread_exit(result);
+  __builtin_unreachable();
 }
 
 // --- exec ------------------------------------------------------------------------------------

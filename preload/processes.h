@@ -8,7 +8,7 @@ void before_any_fork() noexcept;
 void after_any_fork() noexcept;
 void in_forked_child() noexcept;
 
-/// fork and clone by number, through syscall(). `w` holds the six arguments.
+/// fork, clone and seccomp by number, through syscall(). `w` holds the six arguments.
 long process_by_number(long number, const long* w) noexcept;
 
 }  // namespace rsock::preload

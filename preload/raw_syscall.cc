@@ -8,6 +8,8 @@
 #include <type_traits>
 #include <utility>
 
+#include "core/base/clock.h"
+#include "core/base/raw_syscall.h"
 #include "core/poll/readiness_ops.h"
 #include "preload/entry.h"
 #include "preload/processes.h"
@@ -48,6 +50,12 @@ long by_words(R (*entry)(A1, A2, ...), const long* w) {
   return entry(from_word<A1>(w[0]), from_word<A2>(w[1]), w[2]);
 }
 
+/// prctl.
+template <typename R, typename A1>
+long by_words(R (*entry)(A1, ...), const long* w) {
+  return entry(from_word<A1>(w[0]), w[1], w[2], w[3], w[4]);
+}
+
 /// Whether an entry could do anything but hand the call on.
 constexpr bool concerns_us(Kind kind, long first) noexcept {
   return kind != Kind::kernel &&
@@ -76,6 +84,30 @@ struct MaskArgument {
   size_t size;
 };
 
+/// A wait's time limit, into which the system call writes what is left (libc's functions pass a
+/// copy). As the kernel does, without a word where it can't be written.
+class TimeLeft {
+ public:
+  explicit TimeLeft(const timespec* limit) noexcept : limit_(limit), started_(monotonic_ns()) {}
+  void write_back() const noexcept {
+    if (limit_ == nullptr) return;
+    const uint64_t passed = monotonic_ns() - started_;
+    const uint64_t given = static_cast<uint64_t>(limit_->tv_sec) * 1'000'000'000u +
+                           static_cast<uint64_t>(limit_->tv_nsec);
+    const uint64_t left = given > passed ? given - passed : 0;
+    timespec value{static_cast<time_t>(left / 1'000'000'000u),
+                   static_cast<long>(left % 1'000'000'000u)};
+    iovec from{&value, sizeof(value)};
+    iovec to{const_cast<timespec*>(limit_), sizeof(value)};
+    raw_syscall(SYS_process_vm_writev, raw_syscall(SYS_getpid), word(&from), 1, word(&to), 1, 0);
+  }
+
+ private:
+  static long word(const iovec* v) noexcept { return reinterpret_cast<long>(v); }
+  const timespec* limit_;
+  uint64_t started_;
+};
+
 template <typename T>
 T as(long w) noexcept {
   return from_word<T>(w);
@@ -93,11 +125,14 @@ bool masked_wait(long number, const long* w, long& result) {
   const auto* limit = as<const timespec*>(number == SYS_ppoll      ? w[2]
                                           : number == SYS_pselect6 ? w[4]
                                                                    : w[3]);
+  const TimeLeft left(limit);
   if (number == SYS_ppoll) {
     result = ::ppoll(as<pollfd*>(w[0]), static_cast<nfds_t>(w[1]), limit, mask.get());
+    left.write_back();
   } else if (number == SYS_pselect6) {
     result = ::pselect(static_cast<int>(w[0]), as<fd_set*>(w[1]), as<fd_set*>(w[2]),
                        as<fd_set*>(w[3]), limit, mask.get());
+    left.write_back();
   } else if (number == SYS_epoll_pwait) {
     result = ::epoll_pwait(static_cast<int>(w[0]), as<epoll_event*>(w[1]), static_cast<int>(w[2]),
                            static_cast<int>(w[3]), mask.get());
@@ -180,6 +215,8 @@ bool ours(long number, long first) noexcept {
     case SYS_clone:
     case SYS_clone3:
       return started();
+    case SYS_seccomp:
+      return true;
     default:
       return false;
   }

@@ -92,6 +92,19 @@ struct First<Row, R (*)(long, ...) noexcept> {  // syscall
   }
 };
 
+template <typename Row, typename R>
+struct First<Row, R (*)(int, ...) noexcept> {  // prctl
+  static R call(int option, ...) noexcept {
+    long w[4];
+    va_list rest;
+    va_start(rest, option);
+    for (long& each : w) each = va_arg(rest, long);
+    va_end(rest);
+    Row::resolve();
+    return Row::pointer()(option, w[0], w[1], w[2], w[3]);
+  }
+};
+
 template <typename Row, typename R, typename Body>
 struct First<Row, R (*)(Body, void*, int, void*, ...) noexcept> {  // clone
   static R call(Body body, void* stack, int flags, void* arg, ...) noexcept {

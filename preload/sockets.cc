@@ -48,18 +48,21 @@ RSOCK_EXPORT int connect(int fd, const sockaddr* addr, socklen_t len) {
   }
   const long result = outcome(real.connect(fd, addr, len));
   if (tracking()) stream::on_connect(fd, result);
+  leave_to_stdio(fd);
   return static_cast<int>(answer(result));
 }
 
 RSOCK_EXPORT int accept(int listener, sockaddr* addr, socklen_t* len) {
   const int fd = real.accept(listener, addr, len);
   if (fd >= 0 && tracking()) stream::on_accept(listener, fd, 0);
+  leave_to_stdio(fd);
   return fd;
 }
 
 RSOCK_EXPORT int accept4(int listener, sockaddr* addr, socklen_t* len, int flags) {
   const int fd = real.accept4(listener, addr, len, flags);
   if (fd >= 0 && tracking()) stream::on_accept(listener, fd, flags);
+  leave_to_stdio(fd);
   return fd;
 }
 

@@ -27,6 +27,7 @@ constinit bool g_fork_begun = false;  // under g_mutex: a fork goes on in a star
 constinit int g_forks_within = 0;     // under g_mutex: forks by a signal handler on top of that
 constinit std::atomic<bool> g_early{false};
 constinit std::atomic<bool> g_started{false};
+constinit std::atomic<bool> g_stands_back{false};
 constinit std::atomic<int> g_process{0};
 
 constexpr size_t kMaxVariables = 63;
@@ -124,7 +125,18 @@ __attribute__((destructor(101))) void on_exit() noexcept { leave(); }
 bool started() noexcept { return g_started.load(std::memory_order_acquire); }
 
 bool tracking() noexcept {
+  // Relaxed: a program that opens sockets in one thread while another is about to forbid it to all
+  // is its own judge of the order.
+  if (g_stands_back.load(std::memory_order_relaxed)) return false;
   return !inside_library() && start() && config().enabled && own_process();
+}
+
+void stand_back() noexcept {
+  if (started() && !own_process()) return;
+  // The line is due now: at the exit there may be no way to write it.
+  if (!started() && asked_for("RSOCK_SUMMARY=")) (void)start();
+  g_stands_back.store(true, std::memory_order_relaxed);
+  if (started()) stream::before_sandbox();
 }
 
 bool own_process() noexcept { return g_process.load(std::memory_order_relaxed) == process_now(); }
@@ -161,7 +173,7 @@ bool end_fork_in_child() noexcept RSOCK_NO_TSA {
 }
 
 void leave() noexcept {
-  if (!own_process()) return;
+  if (!own_process() || g_stands_back.load(std::memory_order_relaxed)) return;
   // A process that never met a socket has a line to write, too, if somebody asked for lines.
   if (!started() && asked_for("RSOCK_SUMMARY=")) (void)start();
   if (started()) stream::before_exit();

@@ -104,7 +104,7 @@ bool create_thread() noexcept {
 
 /// One thread does this, and no other waits for it.
 bool start(KeeperInside& in) noexcept {
-  if (!open_descriptors(in.state)) {
+  if (!in.state.epoll && !open_descriptors(in.state)) {
     in.state = KeeperState{};
     RSOCK_LOG(kWarn, "no descriptors for the helper thread: connections stay on TCP");
     return false;
@@ -243,6 +243,27 @@ void Keeper::finish_adopted(int64_t limit_ns) noexcept {
     timespec nap{0, 500'000};
     (void)os::ppoll(nullptr, 0, &nap, nullptr, 0);
   }
+}
+
+void Keeper::stop() noexcept {
+  KeeperInside& in = inside();
+  if (in.life.load(std::memory_order_seq_cst) != KeeperLife::kRunning) return;
+  const Deadline deadline = Deadline::after_ns(kSecondNs);
+  finish_adopted(kSecondNs);
+  in.quit.store(true, std::memory_order_seq_cst);
+  wake_keeper();
+  // Its last word is not yet its end: the kernel counts it until it is gone.
+  while (!deadline.passed()) {
+    const int thread = in.thread.load(std::memory_order_acquire);
+    if (thread != 0 && raw_syscall(SYS_tgkill, os::getpid(), thread, 0) == -ESRCH) return;
+    timespec nap{0, 50'000};
+    (void)os::ppoll(nullptr, 0, &nap, nullptr, 0);
+  }
+}
+
+void Keeper::first_thread_ends() noexcept {
+  inside().first_thread_left.store(true, std::memory_order_seq_cst);
+  if (inside().life.load(std::memory_order_seq_cst) == KeeperLife::kRunning) wake_keeper();
 }
 
 void Keeper::before_fork() noexcept RSOCK_NO_TSA { inside().mutex.lock(); }

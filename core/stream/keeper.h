@@ -8,7 +8,7 @@
 // started at connect or accept: most connections of a host's programs never carry enough, and a
 // child that inherited its connection passes neither. Thread
 // safety: the static functions may be called from any thread. Those with _locked or a comment need
-// the stream's locks as stated. None of them blocks.
+// the stream's locks as stated. None of them blocks, but for finish_adopted() and stop().
 // The keeper never waits for the peer's program, only for the peer's keeper, and never without a
 // timer: that is the deadlock argument of PROTOCOL.md.
 #pragma once
@@ -40,6 +40,13 @@ class Keeper {
   static void detached(Stream& s) noexcept;
   /// Waits until adopted streams have sent what they owe, at most so long.
   static void finish_adopted(int64_t limit_ns) noexcept;
+
+  /// Ends the thread, if it runs; the next stream that is worth lifting starts it again. Returns
+  /// when the kernel has forgotten it, or after a second.
+  static void stop() noexcept;
+  /// From now on the thread looks whether it is the only one left, and ends the process then: libc
+  /// counts it among those that keep it alive.
+  static void first_thread_ends() noexcept;
 
   /// Over a fork the keeper stands still, with nothing half done. Before any lock of a stream.
   static void before_fork() noexcept;

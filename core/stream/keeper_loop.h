@@ -61,6 +61,9 @@ struct KeeperInside {
   std::atomic<KeeperLife> life{KeeperLife::kNone};
   std::atomic<int> put_off{0};          // times the thread was not started, see keeper.cc
   std::atomic<Stream*> asked{nullptr};  // streams that want a lift, by next_asked
+  std::atomic<int> thread{0};           // its id, while it runs
+  std::atomic<bool> quit{false};        // it is to end
+  std::atomic<bool> first_thread_left{false};
   std::atomic<int> adopted{0};
   std::atomic<int> owing{0};  // streams that wait for a replay, either way (a hint for the timer)
 };

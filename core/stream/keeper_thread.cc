@@ -1,8 +1,11 @@
 // What the keeper's thread does: events, requests, timers.
 
+#include <fcntl.h>
 #include <sys/prctl.h>
 
 #include <algorithm>
+#include <cstdlib>
+#include <cstring>
 
 #include "core/base/clock.h"
 #include "core/base/config.h"
@@ -18,6 +21,7 @@ namespace rsock::stream {
 namespace {
 
 constexpr int64_t kStrictNs = 5'000'000'000;
+constexpr uint64_t kLastThreadCheckNs = 100'000'000;
 constexpr uint64_t kOwedCheckNs = 10'000'000;  // a lost kick costs at most this long
 
 bool owes(Stream& s) noexcept {
@@ -204,11 +208,48 @@ void dispatch(const epoll_event& event) noexcept {
   }
 }
 
+/// Whether this is the last thread, but for the first one, which has ended and waits for us: its
+/// process id and state come first in the line, the number of threads is the 20th word (proc(5)).
+bool last_thread() noexcept {
+  char text[512];
+  const auto fd =
+      os::make_internal([] { return os::open("/proc/self/stat", O_RDONLY | O_CLOEXEC, 0); });
+  if (!fd) return false;
+  const auto n = os::read(fd->get(), text, sizeof(text) - 1);
+  if (!n) return false;
+  text[*n] = '\0';
+  const char* word = strrchr(text, ')');  // the name may hold anything
+  if (word == nullptr || word[1] != ' ' || word[2] != 'Z') return false;
+  for (int i = 2; i < 20 && word != nullptr; ++i) word = strchr(word + 1, ' ');
+  return word != nullptr && strtol(word + 1, nullptr, 10) == 2;
+}
+
+/// After pthread_exit of the first thread: the next look.
+uint64_t run_last_thread_timer(uint64_t now) noexcept RSOCK_NO_TSA {
+  KeeperInside& in = inside();
+  if (!in.first_thread_left.load(std::memory_order_acquire)) return UINT64_MAX;
+  if (in.adopted.load(std::memory_order_acquire) == 0 && last_thread()) {
+    in.mutex.unlock();  // exit handlers may fork
+    exit(0);            // as libc does when the last thread ends (nptl, start_thread)
+  }
+  return now + kLastThreadCheckNs;
+}
+
+/// To the point where stop() waits for the kernel only.
+void* end_thread() noexcept {
+  KeeperInside& in = inside();
+  in.quit.store(false, std::memory_order_relaxed);
+  in.life.store(KeeperLife::kNone, std::memory_order_seq_cst);
+  return nullptr;
+}
+
 }  // namespace
 
 void* keeper_main(void*) noexcept {
+  KeeperInside& in = inside();
   raw_syscall(SYS_prctl, PR_SET_NAME, reinterpret_cast<long>("rsock-keeper"));
-  uint64_t next = UINT64_MAX;
+  in.thread.store(static_cast<int>(raw_syscall(SYS_gettid)), std::memory_order_release);
+  uint64_t next = 0;  // what a former thread left may be due
   for (;;) {
     epoll_event events[64];
     timespec storage;
@@ -220,14 +261,15 @@ void* keeper_main(void*) noexcept {
                  static_cast<long>(left % 1'000'000'000u)};
       timeout = &storage;
     }
-    const auto n = os::epoll_pwait2(keeper().epoll.get(), events, 64, timeout, nullptr, 0);
+    const auto n = os::epoll_pwait2(in.state.epoll.get(), events, 64, timeout, nullptr, 0);
     if (!n && n.error() != EINTR) return nullptr;
-    MutexLock lock(inside().mutex);
+    MutexLock lock(in.mutex);
     for (int i = 0; n && i < *n; ++i) dispatch(events[i]);
+    if (in.quit.load(std::memory_order_seq_cst)) return end_thread();
     take_requests();
     const uint64_t now = monotonic_ns();
     next = std::min({run_attempt_timers(now), run_strict_timers(now), run_later_timers(now),
-                     run_owed_timers(now), run_tidy_timer(now)});
+                     run_owed_timers(now), run_tidy_timer(now), run_last_thread_timer(now)});
   }
 }
 

@@ -133,6 +133,20 @@ void before_exec() noexcept {
   write_summary_for_exec();
 }
 
+void before_sandbox() noexcept {
+  set_down_all("a seccomp filter", true);
+  Keeper::stop();
+  write_summary();
+}
+
+void before_unshare() noexcept {
+  set_down_all("unshare or setns", false);
+  Keeper::stop();
+  set_down_all("unshare or setns", false);  // what was lifted meanwhile
+}
+
+void first_thread_ends() noexcept { Keeper::first_thread_ends(); }
+
 void before_exit() noexcept {
   constexpr int64_t kFlushNs = 2'000'000'000;
   for_each_descriptor([](Stream& s, int) {

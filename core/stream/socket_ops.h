@@ -75,8 +75,8 @@ extern void (*g_epoll_fork_child)() noexcept;
 /// recv(), which begin with this.
 std::optional<long> send_by_kernel(Stream& s, int flags, KernelCall kernel);
 std::optional<long> recv_by_kernel(Stream& s, int flags, KernelCall kernel);
-/// The short way of a lifted stream for one short buffer: the bytes moved, or 0 when send() or recv()
-/// has to see to it. Never blocks, never fails.
+/// The short way of a lifted stream for one short buffer: the bytes moved, or 0 when send() or
+/// recv() has to see to it. Never blocks, never fails.
 size_t send_short(Stream& s, const void* from, size_t n, int flags) noexcept;
 size_t recv_short(Stream& s, void* to, size_t n, int flags) noexcept;
 long send(Stream& s, int fd, const iovec* iov, size_t n, int flags, KernelCall kernel);
@@ -120,6 +120,15 @@ void after_fork_child() noexcept;
 void before_spawn() noexcept;
 /// Before exec*: sets down every stream without FD_CLOEXEC, hands over what is owed on the others.
 void before_exec() noexcept;
+/// Before a seccomp filter: sets every stream down, for good; the keeper ends, the summary is
+/// written. No system call of ours follows that the program did not ask for.
+void before_sandbox() noexcept;
+/// Before unshare and setns: sets every stream down and ends the keeper, so that the process has
+/// only its own threads. Both come back when they are wanted.
+void before_unshare() noexcept;
+/// The first thread ends alone (pthread_exit): the process ends with the last other one, and the
+/// keeper is none.
+void first_thread_ends() noexcept;
 /// Before the process ends (exit, _exit, quick_exit, _Exit): flushes what a replay still owes and
 /// writes the summary. Idempotent; may run in any thread, also while others run.
 void before_exit() noexcept;

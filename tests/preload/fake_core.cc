@@ -146,6 +146,9 @@ void after_fork_child() noexcept { note("after_fork_child"); }
 void before_spawn() noexcept { note("before_spawn"); }
 void before_exec() noexcept { note("before_exec"); }
 void before_exit() noexcept { note("before_exit"); }
+void before_sandbox() noexcept { note("before_sandbox"); }
+void before_unshare() noexcept { note("before_unshare"); }
+void first_thread_ends() noexcept { note("first_thread_ends"); }
 
 }  // namespace rsock::stream
 
