@@ -32,6 +32,9 @@ timespec to_timespec(const timeval& t) noexcept {
   return {t.tv_sec + t.tv_usec / 1'000'000, (t.tv_usec % 1'000'000) * 1000L};
 }
 
+/// What select looks at: see poll::select_width(). Before the first socket we have no descriptors.
+int width(int n) noexcept { return n > FD_SETSIZE && started() ? poll::select_width(n) : n; }
+
 bool is_epoll(int epfd) noexcept { return FdTable::kind(epfd) == FdKind::kEpoll; }
 
 /// epoll_wait in all its forms: to the library where it knows the instance and a stream exists.
@@ -66,6 +69,7 @@ RSOCK_EXPORT int ppoll(pollfd* fds, nfds_t n, const timespec* timeout, const sig
 }
 
 RSOCK_EXPORT int select(int n, fd_set* read, fd_set* write, fd_set* except, timeval* timeout) {
+  n = width(n);
   if (!poll::may_matter() || !acceptable(timeout)) {
     return real.select(n, read, write, except, timeout);
   }
@@ -85,6 +89,7 @@ RSOCK_EXPORT int select(int n, fd_set* read, fd_set* write, fd_set* except, time
 
 RSOCK_EXPORT int pselect(int n, fd_set* read, fd_set* write, fd_set* except,
                          const timespec* timeout, const sigset_t* mask) {
+  n = width(n);
   if (!poll::may_matter() || !acceptable(timeout)) {
     return real.pselect(n, read, write, except, timeout, mask);
   }

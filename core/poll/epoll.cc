@@ -183,6 +183,7 @@ void install_hooks() noexcept {
   stream::g_epoll_close = &on_last_close;
   stream::g_epoll_dup = &on_epoll_dup;
   stream::g_epoll_adopt = &adopt_stream;
+  stream::g_epoll_name_gone = &leave_to_kernel;
   stream::g_epoll_lock = &lock_instances;
   stream::g_epoll_unlock = &unlock_instances;
   stream::g_epoll_fork_child = []() noexcept {

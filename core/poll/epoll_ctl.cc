@@ -208,6 +208,31 @@ void adopt_stream(Stream& s, int fd) noexcept {
   }
 }
 
+/// Linux keeps the registration, under a number that soon is another file's, for as long as the
+/// connection is open. We could not change it any more: it becomes the program's own, and the
+/// stream stays where it is the truth.
+void leave_to_kernel(Stream& s, int fd) noexcept {
+  constexpr const char* kReason = "in epoll under a number that was closed";
+  bool found = false;
+  {
+    MutexLock watch(s.watch_mutex);
+    for (auto it = s.watchers.begin(); it != s.watchers.end();) {
+      stream::Watcher& w = *it++;
+      if (!w.survives_fork() || static_cast<Item&>(w).fd != fd) continue;
+      auto& item = static_cast<Item&>(w);
+      found = true;
+      s.watchers.erase(s.watchers.iterator_to(w));
+      Instance& in = *item.instance;
+      MutexLock lock(in.mutex);
+      in.forget_locked(item, true);
+    }
+  }
+  if (!found) return;
+  s.pinned.store(true, std::memory_order_release);
+  s.not_lifted.store(kReason, std::memory_order_relaxed);
+  stream::set_down(s, kReason);
+}
+
 void Instance::become_nested() noexcept {
   nested.store(true, std::memory_order_release);
   Members members{this, {}};

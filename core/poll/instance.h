@@ -185,6 +185,8 @@ class Instance {
 Instance* instance_of(int epfd) noexcept;
 /// The socket fd has become a stream: registrations that were made before find it.
 void adopt_stream(stream::Stream& s, int fd) noexcept;
+/// The number fd goes, the stream lives on under another one.
+void leave_to_kernel(stream::Stream& s, int fd) noexcept;
 
 // --- epoll.cc ---
 /// Hooks for the room below: set when the first instance or the first sleeper's bell comes to be.

@@ -26,6 +26,10 @@ long poll(pollfd* fds, nfds_t n, const timespec* timeout, const sigset_t* sigmas
 long select(int nfds, fd_set* read, fd_set* write, fd_set* except, const timespec* timeout,
             timespec* remaining, const sigset_t* sigmask, KernelCall kernel);
 
+/// The nfds that select would look at if our own descriptors, at high numbers, had not enlarged the
+/// process's table: the kernel reads and writes as many bits of the program's sets.
+int select_width(int nfds) noexcept;
+
 /// epoll_create or epoll_create1 gave epfd.
 void on_epoll_create(int epfd) noexcept;
 /// epoll_ctl: does the kernel's part too.

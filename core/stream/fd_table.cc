@@ -7,6 +7,7 @@ namespace rsock::stream {
 void (*g_epoll_close)(void*, int) noexcept = nullptr;
 void (*g_epoll_dup)(void*, int) noexcept = nullptr;
 void (*g_epoll_adopt)(Stream&, int) noexcept = nullptr;
+void (*g_epoll_name_gone)(Stream&, int) noexcept = nullptr;
 void (*g_epoll_lock)() noexcept = nullptr;
 void (*g_epoll_unlock)() noexcept = nullptr;
 void (*g_epoll_fork_child)() noexcept = nullptr;

@@ -61,6 +61,8 @@ extern void (*g_epoll_close)(void* instance, int fd) noexcept;
 extern void (*g_epoll_dup)(void* instance, int copy) noexcept;
 /// fd, a socket that may have been added to an instance before, is a stream from here on.
 extern void (*g_epoll_adopt)(Stream& s, int fd) noexcept;
+/// One of several numbers of a stream is about to be closed; the number still works.
+extern void (*g_epoll_name_gone)(Stream& s, int fd) noexcept;
 /// Over a fork: every instance and the memory of items locked, unlocked in the parent, made anew in
 /// the child.
 extern void (*g_epoll_lock)() noexcept;

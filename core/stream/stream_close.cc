@@ -161,6 +161,7 @@ bool before_close(int fd) noexcept {
   if (FdTable::kind_of(FdTable::clear(fd)) != FdKind::kStream) return true;
   if (s->fd_refs.fetch_sub(1, std::memory_order_acq_rel) > 1) {
     choose_other_fd(*s, fd);
+    if (g_epoll_name_gone != nullptr) g_epoll_name_gone(*s, fd);
     return true;
   }
   const bool finished = close_last(*s, fd);

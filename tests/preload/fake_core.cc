@@ -166,6 +166,7 @@ long poll(pollfd*, nfds_t n, const timespec* timeout, const sigset_t* mask, Kern
        mask != nullptr);
   return wait_or(kernel);
 }
+int select_width(int nfds) noexcept { return nfds; }
 long select(int n, fd_set*, fd_set*, fd_set*, const timespec* timeout, timespec* remaining,
             const sigset_t* mask, KernelCall kernel) {
   note("select %d %ld %d", n, timeout != nullptr ? timeout->tv_sec : -1, mask != nullptr);
