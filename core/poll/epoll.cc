@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "core/base/thread_signals.h"
 #include "core/os/os.h"
 #include "core/poll/instance.h"
 #include "core/poll/readiness_ops.h"
@@ -96,6 +97,7 @@ bool spin(Instance& in) noexcept {
 long wait_managed(Instance& in, int epfd, epoll_event* events, int max, const Deadline& deadline,
                   bool immediate, const sigset_t* sigmask) noexcept {
   bool spun = immediate;
+  const HandlerWatch since;
   for (;;) {
     int n = 0;
     bool asked_kernel = false;
@@ -133,6 +135,8 @@ long wait_managed(Instance& in, int epfd, epoll_event* events, int max, const De
       wait = &storage;
     }
     if (n == max || (n != 0 && asked_kernel)) return n;
+    // A handler that came between our locks would have ended a wait in the kernel.
+    if (n == 0 && !immediate && since.interrupted()) return -EINTR;
     const auto got =
         os::epoll_pwait2(epfd, events + n, max - n, wait, n == 0 ? sigmask : nullptr, kSigsetBytes);
     asleep.end();

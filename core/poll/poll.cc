@@ -9,6 +9,7 @@
 #include <new>
 
 #include "core/base/config.h"
+#include "core/base/thread_signals.h"
 #include "core/os/os.h"
 #include "core/poll/poll_set.h"
 #include "core/poll/readiness_ops.h"
@@ -106,7 +107,8 @@ long poll_counted(const pollfd* fds, nfds_t n, KernelCall kernel, bool* channels
 /// thread's bell.
 class PollCall {
  public:
-  PollCall(pollfd* fds, nfds_t n) noexcept : fds_(fds), n_(n) {}
+  PollCall(pollfd* fds, nfds_t n, const HandlerWatch& since) noexcept
+      : fds_(fds), n_(n), since_(since) {}
 
   bool allocate() noexcept {
     if (!tracked_.allocate(n_) || !streams_.allocate(n_) || !kernel_.allocate(2 * n_ + 1)) {
@@ -177,6 +179,7 @@ class PollCall {
 
   pollfd* const fds_;
   const nfds_t n_;
+  const HandlerWatch& since_;
   nfds_t channel_count_ = 0;
   Array<Stream*, kSmall> tracked_;  // every stream of the set
   Array<Stream*, kSmall> streams_;  // those that have a channel in this round
@@ -253,6 +256,8 @@ long PollCall::sleep_in_kernel(size_t n, const Deadline& deadline, bool deaf,
     storage = {0, kNapNs};
     timeout = &storage;
   }
+  // A handler that came between our locks would have ended a wait in the kernel.
+  if (since_.interrupted()) return -EINTR;
   const auto r = os::ppoll(kernel_.get(), n, const_cast<timespec*>(timeout), sigmask, kSigsetBytes);
   return r ? *r : -value(r.error());
 }
@@ -273,9 +278,10 @@ long poll_set(pollfd* fds, size_t n, const Deadline& deadline, const sigset_t* s
   }
   *used_kernel = false;
   const bool immediate = deadline.passed();
+  const HandlerWatch since;
   for (;;) {
     // Made anew each round: channels come and go.
-    PollCall call(fds, n);
+    PollCall call(fds, n, since);
     if (!call.allocate()) return -ENOMEM;
     long ready = call.look_at_kernel(call.look(), immediate ? sigmask : nullptr);
     if (ready != 0 || immediate) return ready;
