@@ -35,10 +35,13 @@ void end_tx_locked(Stream& s) noexcept RSOCK_REQUIRES(s.tx.mutex) {
     if (s.tx.state == TxState::kRing) {
       const Turn turn = s.peer_gone.load(std::memory_order_acquire) ? s.channel->tx_recall()
                                                                     : s.channel->tx_end();
-      const uint64_t unread = s.channel->tx_unread();
+      // A peer that drained the ring lets go of the channel too. Only once it has, its count is
+      // final: a count from before the hang-up would send bytes again that it has read meanwhile.
+      const uint64_t unread =
+          s.channel->tx_unread() != 0 && peer_hung_up(*s.channel) ? s.channel->tx_unread() : 0;
       if (turn.kind == TurnKind::kFrozen) {
         begin_replay_locked(s, turn.at);
-      } else if (unread != 0 && peer_hung_up(*s.channel)) {
+      } else if (unread != 0) {
         begin_replay_locked(s, s.channel->tx_tail() - unread);
       } else {
         s.channel->tx_set_replayed();
