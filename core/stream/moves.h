@@ -67,12 +67,21 @@ void judge_unread(Stream& s) noexcept;
 /// reset.
 void fail_stream(Stream& s, Reason reason) noexcept;
 
-// --- stream_recv.cc ---
+// --- recv_steps.cc ---
 /// One attempt to receive on a managed direction: bytes > 0, 0 at the end of the stream, -EAGAIN,
-/// -errno, or kRetryInKernel when the direction went back to the kernel.
+/// -errno, kRetryInKernel when the direction went back to the kernel, or kPeerDied: its process
+/// ended without a word in the channel, and what it left unread decides what that means.
 inline constexpr long kRetryInKernel = -100'000;
+inline constexpr long kPeerDied = kRetryInKernel + 2;
 long rx_try_locked(Stream& s, int fd, const iovec* iov, size_t n, size_t skip, size_t limit,
                    int flags) noexcept RSOCK_REQUIRES(s.rx.mutex);
+
+/// Bytes that the program got out of the ring.
+inline void count_taken_locked(Stream& s, size_t got) noexcept RSOCK_REQUIRES(s.rx.mutex) {
+  count_managed(s.rx.offset, got);
+  s.rx.off_tcp += got;
+  count_managed(s.received[static_cast<int>(s.channel->kind())], got);
+}
 
 // --- stream_poll.cc ---
 /// Events of <poll.h> among POLLIN, POLLOUT, POLLRDHUP, POLLPRI, POLLERR, POLLHUP (and the

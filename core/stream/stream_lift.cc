@@ -9,6 +9,7 @@
 #include "core/base/config.h"
 #include "core/base/log.h"
 #include "core/os/os.h"
+#include "core/stream/deadline.h"
 #include "core/stream/holders.h"
 #include "core/stream/keeper.h"
 #include "core/stream/moves.h"
@@ -59,13 +60,11 @@ void read_options(Stream& s, int fd) noexcept {
   timeval tv{};
   socklen_t len = sizeof(tv);
   if (os::getsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &tv, &len)) {
-    s.rcv_timeout_ns.store(tv.tv_sec * 1'000'000'000LL + tv.tv_usec * 1000LL,
-                           std::memory_order_relaxed);
+    s.rcv_timeout_ns.store(socket_timeout_ns(tv), std::memory_order_relaxed);
   }
   len = sizeof(tv);
   if (os::getsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &tv, &len)) {
-    s.snd_timeout_ns.store(tv.tv_sec * 1'000'000'000LL + tv.tv_usec * 1000LL,
-                           std::memory_order_relaxed);
+    s.snd_timeout_ns.store(socket_timeout_ns(tv), std::memory_order_relaxed);
   }
 }
 

@@ -9,6 +9,7 @@
 #include "core/base/config.h"
 #include "core/base/log.h"
 #include "core/os/os.h"
+#include "core/stream/deadline.h"
 #include "core/stream/moves.h"
 #include "core/stream/socket_ops.h"
 
@@ -31,8 +32,7 @@ void track(int fd, bool nonblocking, bool connected_here) noexcept {
 
 int64_t timeval_ns(const void* value, socklen_t len) noexcept {
   if (value == nullptr || len < sizeof(timeval)) return 0;
-  const auto* tv = static_cast<const timeval*>(value);
-  return tv->tv_sec * 1'000'000'000LL + tv->tv_usec * 1000LL;
+  return socket_timeout_ns(*static_cast<const timeval*>(value));
 }
 
 /// Options whose effect we do not reproduce on a channel: their user gets the kernel's stream.

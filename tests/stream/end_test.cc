@@ -1,36 +1,13 @@
 // The end of a stream while the peer moves: what it has read must not come again, what it has not
 // read must come. The test is the peer, and acts between two system calls of the library.
 
-#include "core/os/os.h"
 #include "tests/stream/agreed.h"
+#include "tests/stream/between.h"
 
 namespace rsock {
 namespace {
 
 using namespace rsock::testing;
-
-/// Acts once, just before the library's next system call `number`.
-struct Between {
-  static inline std::atomic<long> number{-1};
-  static inline void (*act)(void*) = nullptr;
-  static inline void* arg = nullptr;
-
-  Between(long nr, void (*f)(void*), void* a) {
-    act = f;
-    arg = a;
-    number.store(nr, std::memory_order_release);
-  }
-  ~Between() { number.store(-1, std::memory_order_release); }
-  static long door(long n, long a, long b, long c, long d, long e, long f) noexcept {
-    long expected = n;
-    if (n == number.load(std::memory_order_acquire) && n >= 0 &&
-        number.compare_exchange_strong(expected, -1)) {
-      act(arg);
-    }
-    return raw_syscall(n, a, b, c, d, e, f);
-  }
-};
-[[maybe_unused]] const bool g_installed = (os::set_door(&Between::door), true);
 
 class End : public ::testing::Test {
  protected:
@@ -45,7 +22,7 @@ TEST_F(End, BytesThatThePeerReadBeforeItLetGoAreNotSentAgain) {
   ASSERT_EQ(do_send(a.fd(), "once", 4), 4);
   {
     Between look(
-        SYS_ppoll,
+        Between::kBefore, [](const Call& c) { return c.number == SYS_ppoll; },
         [](void* arg) {
           auto& agreed = *static_cast<Agreed*>(arg);
           agreed.from_stream().head.store(wire::kHeadEnded | 4, std::memory_order_seq_cst);
@@ -64,7 +41,7 @@ TEST_F(End, BytesThatThePeerDidNotReadBeforeItLetGoAreSent) {
   ASSERT_EQ(do_send(a.fd(), "unread", 6), 6);
   {
     Between look(
-        SYS_ppoll,
+        Between::kBefore, [](const Call& c) { return c.number == SYS_ppoll; },
         [](void* arg) {
           auto& agreed = *static_cast<Agreed*>(arg);
           agreed.from_stream().head.store(wire::kHeadEnded | 2, std::memory_order_seq_cst);
