@@ -357,10 +357,17 @@ void Keeper::watch_locked(Stream& s) noexcept {
 void Keeper::unwatch_locked(Stream& s) noexcept {
   (void)os::epoll_ctl(keeper().epoll.get(), EPOLL_CTL_DEL, s.fd.load(std::memory_order_relaxed),
                       nullptr);
+  // A sleeper may keep the channel for a while: its hang-up would be taken for that of the next one.
+  if (s.channel) {
+    (void)os::epoll_ctl(keeper().epoll.get(), EPOLL_CTL_DEL, s.channel->wait_fd(), nullptr);
+  }
 }
 
 void Keeper::move_watch_locked(Stream& s, int fd) noexcept {
-  if (s.channel) unwatch_locked(s);
+  if (s.channel) {
+    (void)os::epoll_ctl(keeper().epoll.get(), EPOLL_CTL_DEL, s.fd.load(std::memory_order_relaxed),
+                        nullptr);
+  }
   s.fd.store(fd, std::memory_order_relaxed);
   if (s.channel) {
     (void)add(fd, EPOLLIN | EPOLLRDHUP | EPOLLET, tagged(&s, KeeperTag::kTcp));

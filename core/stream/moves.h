@@ -52,7 +52,8 @@ void set_down(Stream& s, Reason reason) noexcept;
 /// set_down, then waits (bounded) until the kernel's stream alone carries everything. False: time
 /// is up.
 bool set_down_and_wait(Stream& s, Reason reason) noexcept;
-/// Takes the channel from the stream; the caller lets it die, or wakes its sleepers first.
+/// Takes the channel from the stream and hangs up for the peer; the caller lets it die, or wakes its
+/// sleepers first.
 std::shared_ptr<Channel> take_channel_locked(Stream& s) noexcept
     RSOCK_REQUIRES(s.tx.mutex, s.rx.mutex);
 /// Lets go of the channel once neither direction needs it.

@@ -78,7 +78,9 @@ bool lingers_zero(int fd) noexcept {
 }
 
 /// The last descriptor goes. True: the stream is finished; false: the keeper carries on with it.
-bool close_last(Stream& s, int fd) noexcept {
+/// *last is the channel, if there was one: its doorbell's number must stay taken until nobody
+/// watches it any more.
+bool close_last(Stream& s, int fd, std::shared_ptr<Channel>* last) noexcept {
   MutexLock tx(s.tx.mutex);
   MutexLock rx(s.rx.mutex);
   s.closed.store(true, std::memory_order_release);
@@ -98,7 +100,8 @@ bool close_last(Stream& s, int fd) noexcept {
     }
   }
   if (s.rx.state != RxState::kKernel) finish_rx_locked(s);
-  take_channel_locked(s)->wake_local();  // threads that still wait meet `closed`
+  *last = take_channel_locked(s);
+  (*last)->wake_local();  // threads that still wait meet `closed`
   return true;
 }
 
@@ -166,8 +169,10 @@ bool before_close(int fd) noexcept {
     choose_other_fd(*s, fd);
     return true;
   }
-  const bool finished = close_last(*s, fd);
+  std::shared_ptr<Channel> last;
+  const bool finished = close_last(*s, fd, &last);
   unlink_watchers(*s);
+  last.reset();
   if (finished) release_stream(*s);
   return true;
 }

@@ -42,6 +42,9 @@ void leave_ring_locked(Stream& s, TurnKind turn) noexcept {
 
 std::shared_ptr<Channel> take_channel_locked(Stream& s) noexcept {
   Keeper::unwatch_locked(s);
+  // Explicitly, not by dropping the last reference: a call that siglongjmp left keeps one for ever,
+  // a forked child keeps copies, and the peer's sender would wait for a reader that is not there.
+  if (s.channel) s.channel->let_go();
   s.has_channel.store(false, std::memory_order_release);
   s.doorbell_fd.store(-1, std::memory_order_release);
   s.tx_wanted.store(false, std::memory_order_relaxed);
@@ -64,12 +67,14 @@ void begin_replay_locked(Stream& s, uint64_t x) noexcept {
 bool flush_replay_locked(Stream& s) noexcept {
   const int fd = s.fd.load(std::memory_order_relaxed);
   const uint64_t tail = s.channel->tx_tail();
-  char buffer[16 * 1024];
   while (s.tx.replay_next < tail) {
-    size_t n = tail - s.tx.replay_next;
-    if (n > sizeof(buffer)) n = sizeof(buffer);
-    n = s.channel->tx_copy_unread(s.tx.replay_next, buffer, n);
-    const auto sent = os::send(fd, buffer, n, MSG_DONTWAIT | MSG_NOSIGNAL);
+    // Straight from the ring: a buffer here would be on the program's stack, which may be small.
+    iovec spans[2];
+    msghdr msg{};
+    msg.msg_iov = spans;
+    msg.msg_iovlen = s.channel->tx_unread_spans(s.tx.replay_next, tail - s.tx.replay_next, spans);
+    if (msg.msg_iovlen == 0) break;  // begin_replay_locked() has checked the range: never
+    const auto sent = os::sendmsg(fd, &msg, MSG_DONTWAIT | MSG_NOSIGNAL);
     if (!sent) {
       if (sent.error() == EAGAIN || sent.error() == EINTR || sent.error() == ENOBUFS) {
         Keeper::watch_for_room(s);

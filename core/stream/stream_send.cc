@@ -3,6 +3,7 @@
 #include <fcntl.h>
 
 #include "core/os/os.h"
+#include "core/stream/bounce_buffer.h"
 #include "core/stream/deadline.h"
 #include "core/stream/iov.h"
 #include "core/stream/moves.h"
@@ -240,9 +241,8 @@ long send(Stream& s, int fd, const iovec* iov, size_t n, int flags, KernelCall k
 namespace {
 
 /// Copies a piece of the file through a buffer into the stream. Used while the stream is lifted.
-long sendfile_piece(Stream& s, int fd, int in_fd, off_t* offset, size_t want) {
-  alignas(64) char buffer[64 * 1024];
-  if (want > sizeof(buffer)) want = sizeof(buffer);
+long sendfile_piece(Stream& s, int fd, int in_fd, off_t* offset, size_t want, void* buffer) {
+  if (want > BounceBuffer::kSize) want = BounceBuffer::kSize;
   const auto got = os::pread(in_fd, buffer, want, *offset);
   if (!got) return -value(got.error());
   if (*got == 0) return 0;
@@ -272,10 +272,12 @@ long sendfile(Stream& s, int fd, int in_fd, off_t* offset, size_t count, KernelC
   }
   constexpr size_t kMax = 0x7ffff000;  // sendfile(2): at most this many bytes a call
   if (count > kMax) count = kMax;
+  const BounceBuffer buffer;
+  if (buffer.data() == nullptr) return -ENOMEM;
   size_t done = 0;
   long error = 0;
   while (done < count) {
-    const long r = sendfile_piece(s, fd, in_fd, &at, count - done);
+    const long r = sendfile_piece(s, fd, in_fd, &at, count - done, buffer.data());
     if (r <= 0) {
       error = r;
       break;

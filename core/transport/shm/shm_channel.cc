@@ -277,6 +277,12 @@ void ShmChannel::wake_peer() noexcept {
   ring_doorbell();
 }
 
+void ShmChannel::let_go() noexcept {
+  // For the socket, not for our descriptor of it: copies hang up with it. Rings of ours that the
+  // peer has not taken out yet stay.
+  (void)os::shutdown(doorbell_.get(), SHUT_RDWR);
+}
+
 bool ShmChannel::drain_wait_fd() noexcept {
   char rings[256];
   bool any = false;
