@@ -210,7 +210,10 @@ uint64_t run_strict_timers(uint64_t now) noexcept {
                 s.fd.load(std::memory_order_relaxed),
                 reason != nullptr ? reason : "the peer has not answered");
       s.strict_failed.store(true, std::memory_order_release);
-      if (!s.closed.load(std::memory_order_relaxed)) {
+      // close() passes through the locks before the number can be another connection's.
+      MutexLock tx(s.tx.mutex);
+      MutexLock rx(s.rx.mutex);
+      if (s.owned_by(st.generation) && !s.closed.load(std::memory_order_relaxed)) {
         // Wakes whoever sits in the kernel with it; its next call fails.
         (void)os::shutdown(s.fd.load(std::memory_order_relaxed), SHUT_RDWR);
       }

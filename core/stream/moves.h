@@ -34,7 +34,7 @@ inline int take_error(Stream& s) noexcept {
   return s.error.exchange(0, std::memory_order_acq_rel);
 }
 
-// --- stream_down.cc ---
+// --- stream_down.cc, stream_fail.cc ---
 /// The peer froze our direction at channel offset x, or is gone: [x, tail) must go to TCP first.
 void begin_replay_locked(Stream& s, uint64_t x) noexcept RSOCK_REQUIRES(s.tx.mutex);
 /// Moves replay bytes into TCP without blocking. True: the direction is the kernel's again.
@@ -65,8 +65,15 @@ void attend(Stream& s) noexcept;
 /// said.
 void judge_unread(Stream& s) noexcept;
 /// The peer broke the protocol: both directions fail with ECONNRESET, and the kernel's stream is
-/// reset.
+/// reset. Nothing happens if that was done before, or the stream is closed.
 void fail_stream(Stream& s, Reason reason) noexcept;
+/// RST to the peer, and nothing to read or send any more.
+void abort_connection(int fd) noexcept;
+
+// --- stream_options.cc ---
+/// From now on s stays on TCP. Under both locks, as attach() looks at it: what this finds is final.
+/// True: there is a channel, to be set down.
+bool pin(Stream& s, Reason reason) noexcept;
 
 // --- recv_steps.cc ---
 /// One attempt to receive on a managed direction: bytes > 0, 0 at the end of the stream, -EAGAIN,

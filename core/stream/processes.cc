@@ -35,14 +35,11 @@ void for_each_descriptor(F f) noexcept {
   }
 }
 
-void set_down_all(Reason reason, bool pin) noexcept {
+void set_down_all(Reason reason, bool pinned) noexcept {
   // First all of them, then the waiting: the peers' keepers work side by side.
   for_each_descriptor([&](Stream& s, int) {
-    if (pin) {
-      s.pinned.store(true, std::memory_order_release);
-      s.not_lifted.store(reason, std::memory_order_relaxed);
-    }
-    if (s.has_channel.load(std::memory_order_acquire)) set_down(s, reason);
+    const bool channel = pinned ? pin(s, reason) : s.has_channel.load(std::memory_order_acquire);
+    if (channel) set_down(s, reason);
   });
   for_each_descriptor([&](Stream& s, int) { (void)set_down_and_wait(s, reason); });
 }

@@ -35,6 +35,25 @@ int64_t timeval_ns(const void* value, socklen_t len) noexcept {
   return socket_timeout_ns(*static_cast<const timeval*>(value));
 }
 
+/// A signal handler interrupted this very thread inside one of the stream's locks.
+bool in_the_middle(const Stream& s) noexcept {
+  return s.tx.mutex.held_by_me() || s.rx.mutex.held_by_me();
+}
+
+/// Under both locks: attach() reads the kernel's flag under them, and what it read is older.
+void note_nonblocking(Stream& s, bool nonblocking) noexcept RSOCK_NO_TSA {
+  const bool lock = !in_the_middle(s);
+  if (lock) {
+    s.tx.mutex.lock();
+    s.rx.mutex.lock();
+  }
+  s.nonblocking.store(nonblocking, std::memory_order_relaxed);
+  if (lock) {
+    s.rx.mutex.unlock();
+    s.tx.mutex.unlock();
+  }
+}
+
 /// Options whose effect we do not reproduce on a channel: their user gets the kernel's stream.
 Reason pins(int level, int name, const void* value, socklen_t len) noexcept {
   const int v = value != nullptr && len >= sizeof(int) ? *static_cast<const int*>(value) : 0;
@@ -146,7 +165,7 @@ void on_dup(int fd, int copy) noexcept {
 long ioctl(Stream& s, int fd, unsigned long request, void* arg, KernelCall kernel) {
   if (request == FIONBIO) {
     const long r = kernel();
-    if (r >= 0) s.nonblocking.store(*static_cast<int*>(arg) != 0, std::memory_order_relaxed);
+    if (r >= 0) note_nonblocking(s, *static_cast<int*>(arg) != 0);
     return r;
   }
   if (request == FIOASYNC) pin_to_tcp(fd, "O_ASYNC");
@@ -184,17 +203,30 @@ long setsockopt(Stream& s, int fd, int level, int name, const void* value, sockl
 }
 
 void on_set_flags(Stream& s, int flags) noexcept {
-  s.nonblocking.store((flags & O_NONBLOCK) != 0, std::memory_order_relaxed);
+  note_nonblocking(s, (flags & O_NONBLOCK) != 0);
   // SIGIO is the kernel's to send.
   if ((flags & O_ASYNC) != 0) pin_to_tcp(s.fd.load(std::memory_order_relaxed), "O_ASYNC");
 }
 
+bool pin(Stream& s, Reason reason) noexcept RSOCK_NO_TSA {
+  const bool lock = !in_the_middle(s);
+  if (lock) {
+    s.tx.mutex.lock();
+    s.rx.mutex.lock();
+  }
+  s.pinned.store(true, std::memory_order_release);
+  s.not_lifted.store(reason, std::memory_order_relaxed);
+  const bool channel = s.channel != nullptr;
+  if (lock) {
+    s.rx.mutex.unlock();
+    s.tx.mutex.unlock();
+  }
+  return channel && lock;  // in the middle of a call of its own thread nothing can be moved
+}
+
 void pin_to_tcp(int fd, const char* reason) noexcept {
   Stream* s = FdTable::stream(fd);
-  if (s == nullptr) return;
-  s->pinned.store(true, std::memory_order_release);
-  s->not_lifted.store(reason, std::memory_order_relaxed);
-  (void)set_down_and_wait(*s, reason);
+  if (s != nullptr && pin(*s, reason)) (void)set_down_and_wait(*s, reason);
 }
 
 void pin_passed_descriptors(const msghdr* msg) noexcept {
