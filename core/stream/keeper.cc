@@ -151,8 +151,12 @@ void on_tcp_event(Stream& s, uint32_t events) noexcept {
 
 void on_doorbell_event(Stream& s, uint32_t events) noexcept {
   if ((events & (EPOLLHUP | EPOLLRDHUP | EPOLLERR)) == 0) return;
-  if (!s.has_channel.load(std::memory_order_acquire)) return;
-  s.peer_gone.store(true, std::memory_order_release);
+  {
+    // The event may be older than the channel that is there now: the doorbell is asked once more.
+    MutexLock lock(s.rx.mutex);
+    if (!s.channel || !peer_hung_up(*s.channel)) return;
+    s.peer_gone.store(true, std::memory_order_release);
+  }
   s.tcp_event.store(true, std::memory_order_release);
   judge_unread(s);
   tend(s);
@@ -360,7 +364,8 @@ void Keeper::watch_locked(Stream& s) noexcept {
 void Keeper::unwatch_locked(Stream& s) noexcept {
   (void)os::epoll_ctl(keeper().epoll.get(), EPOLL_CTL_DEL, s.fd.load(std::memory_order_relaxed),
                       nullptr);
-  // A sleeper may keep the channel for a while: its hang-up would be taken for that of the next one.
+  // A sleeper may keep the channel for a while: its hang-up would be taken for that of the next
+  // one.
   if (s.channel) {
     (void)os::epoll_ctl(keeper().epoll.get(), EPOLL_CTL_DEL, s.channel->wait_fd(), nullptr);
   }

@@ -22,8 +22,8 @@ void note_traffic(Stream& s) noexcept;
 /// The program's next call has to fail under RSOCK_STRICT. Returns 0 or ECONNABORTED.
 int strict_error(Stream& s) noexcept;
 
-/// Adds to a counter of a direction that is managed: only the holder of its lock writes it then, and
-/// a read-modify-write would cost more than the rest of a small message.
+/// Adds to a counter of a direction that is managed: only the holder of its lock writes it then,
+/// and a read-modify-write would cost more than the rest of a small message.
 inline void count_managed(std::atomic<uint64_t>& counter, uint64_t n) noexcept {
   counter.store(counter.load(std::memory_order_relaxed) + n, std::memory_order_relaxed);
 }
@@ -39,6 +39,8 @@ inline int take_error(Stream& s) noexcept {
 void begin_replay_locked(Stream& s, uint64_t x) noexcept RSOCK_REQUIRES(s.tx.mutex);
 /// Moves replay bytes into TCP without blocking. True: the direction is the kernel's again.
 bool flush_replay_locked(Stream& s) noexcept RSOCK_REQUIRES(s.tx.mutex);
+/// Bytes that replays of this process have put into TCP so far: progress, for who waits for it.
+uint64_t replayed_bytes() noexcept;
 /// Looks at the turn of our sending direction and obeys it. True: state may have changed.
 bool obey_tx_turn_locked(Stream& s) noexcept RSOCK_REQUIRES(s.tx.mutex);
 void finish_tx_locked(Stream& s) noexcept RSOCK_REQUIRES(s.tx.mutex);
@@ -46,14 +48,14 @@ void finish_rx_locked(Stream& s) noexcept RSOCK_REQUIRES(s.rx.mutex);
 /// Receiver: the direction is over in the ring because of `turn` (or because the peer is gone); the
 /// kernel goes on.
 void leave_ring_locked(Stream& s, TurnKind turn) noexcept RSOCK_REQUIRES(s.rx.mutex);
-/// Moves both directions towards TCP: ends ours, freezes the peer's. Never blocks; what is owed
-/// afterwards (a replay either way, bytes to drain) goes on by itself.
+/// The peer has let go of the channel (also if we have not noticed yet): what it consumed, sealed
+/// and published is final. A system call.
+bool peer_hung_up(const Channel& channel) noexcept;
+/// Moves both directions towards TCP: recalls ours, freezes the peer's. Never blocks; what is owed
+/// afterwards (a replay either way, bytes to drain) goes on by itself. To wait for it: hand_over.h.
 void set_down(Stream& s, Reason reason) noexcept;
-/// set_down, then waits (bounded) until the kernel's stream alone carries everything. False: time
-/// is up.
-bool set_down_and_wait(Stream& s, Reason reason) noexcept;
-/// Takes the channel from the stream and hangs up for the peer; the caller lets it die, or wakes its
-/// sleepers first.
+/// Takes the channel from the stream and hangs up for the peer; the caller lets it die, or wakes
+/// its sleepers first.
 std::shared_ptr<Channel> take_channel_locked(Stream& s) noexcept
     RSOCK_REQUIRES(s.tx.mutex, s.rx.mutex);
 /// Lets go of the channel once neither direction needs it.

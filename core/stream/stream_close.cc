@@ -1,26 +1,17 @@
 // The end of a stream: shutdown and close. Orderly close gives the peer every byte, then EOF (D10).
 
 #include <fcntl.h>
-#include <poll.h>
 
 #include "core/base/log.h"
 #include "core/os/os.h"
 #include "core/os/owned_fd.h"
+#include "core/stream/holders.h"
 #include "core/stream/keeper.h"
 #include "core/stream/moves.h"
 #include "core/stream/socket_ops.h"
 
 namespace rsock::stream {
 namespace {
-
-/// The peer may have let go of the channel without our having noticed yet; then nobody drains the
-/// ring.
-bool peer_hung_up(const Channel& channel) noexcept {
-  pollfd p{channel.wait_fd(), 0, 0};
-  timespec now{0, 0};
-  const auto r = os::ppoll(&p, 1, &now, nullptr, 0);
-  return r && *r > 0 && (p.revents & POLLHUP) != 0;
-}
 
 /// Our direction is over: nothing follows what was sent. FIN may have to wait behind a replay.
 void end_tx_locked(Stream& s) noexcept RSOCK_REQUIRES(s.tx.mutex) {
@@ -84,8 +75,13 @@ bool close_last(Stream& s, int fd, std::shared_ptr<Channel>* last) noexcept {
   MutexLock tx(s.tx.mutex);
   MutexLock rx(s.rx.mutex);
   s.closed.store(true, std::memory_order_release);
+  if (s.tx.barred) {
+    s.tx.barred = false;
+    s.tx.gate.give_back();
+  }
   if (!s.channel) return true;
-  const bool reset = unread_in_channel_locked(s);
+  // With another holder this close ends nothing.
+  const bool reset = unread_in_channel_locked(s) && sole_holder(s);
   if (reset) make_close_reset(fd);
   if (reset || lingers_zero(fd)) {
     // RST tells the peer; what it has in its ring it may still read, as from its kernel's queue.
@@ -124,6 +120,7 @@ long shutdown(Stream& s, int fd, int how, KernelCall kernel) {
   bool fin_owed = false;
   if (how == SHUT_WR || how == SHUT_RDWR) {
     MutexLock lock(s.tx.mutex);
+    if (s.tx.barred) return -ENOTCONN;  // FIN would cut off what the parent still sends
     end_tx_locked(s);
     if (s.tx.state == TxState::kReplay) fin_owed = s.tx.fin_owed = true;
   }

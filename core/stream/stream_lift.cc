@@ -68,10 +68,24 @@ void read_options(Stream& s, int fd) noexcept {
   }
 }
 
+/// The peer's word that it is ready comes with a kick, which may be lost; then nobody else would
+/// look and the stream would stay on TCP. Traffic that is still there looks itself, now and then.
+void look_for_ready(Stream& s) noexcept {
+  if ((s.calls.fetch_add(1, std::memory_order_relaxed) & 15) != 0 || !s.tx.mutex.try_lock()) return;
+  if (s.channel && s.tx.state == TxState::kKernel && !s.tx.ring_done && !s.tx.shut &&
+      s.channel->tx_peer_ready()) {
+    s.tx_wanted.store(true, std::memory_order_release);  // whoever leaves the kernel last switches
+  }
+  s.tx.mutex.unlock();
+}
+
 }  // namespace
 
 void note_traffic(Stream& s) noexcept {
-  if (s.lift_asked.load(std::memory_order_relaxed)) return;
+  if (s.lift_asked.load(std::memory_order_relaxed)) {
+    if (s.has_channel.load(std::memory_order_relaxed)) look_for_ready(s);
+    return;
+  }
   const uint32_t calls = s.calls.fetch_add(1, std::memory_order_relaxed) + 1;
   const Config& c = config();
   if (calls < c.lift_calls &&

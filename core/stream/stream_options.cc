@@ -9,7 +9,7 @@
 #include "core/base/config.h"
 #include "core/base/log.h"
 #include "core/os/os.h"
-#include "core/stream/deadline.h"
+#include "core/stream/hand_over.h"
 #include "core/stream/moves.h"
 #include "core/stream/socket_ops.h"
 
@@ -168,7 +168,7 @@ long ioctl(Stream& s, int fd, unsigned long request, void* arg, KernelCall kerne
     if (r >= 0) note_nonblocking(s, *static_cast<int*>(arg) != 0);
     return r;
   }
-  if (request == FIOASYNC) pin_to_tcp(fd, "O_ASYNC");
+  if (request == FIOASYNC) pin_to_tcp(fd, "O_ASYNC", false);
   if (!s.has_channel.load(std::memory_order_acquire)) return kernel();
   if (request != SIOCINQ && request != SIOCOUTQ) return kernel();
   const long r = kernel();  // checks the argument's address for us
@@ -190,8 +190,10 @@ long getsockopt(Stream& s, int fd, int level, int name, void* value, socklen_t* 
 
 long setsockopt(Stream& s, int fd, int level, int name, const void* value, socklen_t len,
                 KernelCall kernel) {
-  if (const Reason reason = pins(level, name, value, len); reason != nullptr)
-    pin_to_tcp(fd, reason);
+  if (const Reason reason = pins(level, name, value, len); reason != nullptr) {
+    // Of the options only these change what the kernel makes of the bytes that we still send.
+    pin_to_tcp(fd, reason, level == IPPROTO_TCP && (name == TCP_ULP || name == TCP_REPAIR));
+  }
   const long r = kernel();
   if (r != 0 || level != SOL_SOCKET) return r;
   if (name == SO_RCVTIMEO) {
@@ -205,7 +207,7 @@ long setsockopt(Stream& s, int fd, int level, int name, const void* value, sockl
 void on_set_flags(Stream& s, int flags) noexcept {
   note_nonblocking(s, (flags & O_NONBLOCK) != 0);
   // SIGIO is the kernel's to send.
-  if ((flags & O_ASYNC) != 0) pin_to_tcp(s.fd.load(std::memory_order_relaxed), "O_ASYNC");
+  if ((flags & O_ASYNC) != 0) pin_to_tcp(s.fd.load(std::memory_order_relaxed), "O_ASYNC", false);
 }
 
 bool pin(Stream& s, Reason reason) noexcept RSOCK_NO_TSA {
@@ -224,9 +226,17 @@ bool pin(Stream& s, Reason reason) noexcept RSOCK_NO_TSA {
   return channel && lock;  // in the middle of a call of its own thread nothing can be moved
 }
 
-void pin_to_tcp(int fd, const char* reason) noexcept {
+bool pin_to_tcp(int fd, const char* reason, bool will_send) noexcept {
   Stream* s = FdTable::stream(fd);
-  if (s != nullptr && pin(*s, reason)) (void)set_down_and_wait(*s, reason);
+  if (s == nullptr || !pin(*s, reason)) return true;
+  // What the call sends must come behind our replay. That waits for the peer to read, as a send
+  // would: with its limits, and not at all without blocking.
+  const bool wait = will_send && !s->nonblocking.load(std::memory_order_relaxed);
+  const Patience patience{
+      Deadline::after_ns(kHandOverNs),
+      wait ? Deadline::from_option(s->snd_timeout_ns.load(std::memory_order_relaxed))
+           : Deadline::after_ns(0)};
+  return set_down_and_wait(*s, reason, patience) != HandOver::kOurs;
 }
 
 void pin_passed_descriptors(const msghdr* msg) noexcept {

@@ -222,7 +222,7 @@ size_t recv_short(Stream& s, void* to, size_t n, int flags) noexcept {
 
 long recv(Stream& s, int fd, const iovec* iov, size_t n, int flags, KernelCall kernel) {
   if (__builtin_expect((flags & kKernelOnlyFlags) != 0, 0)) {
-    if ((flags & MSG_OOB) != 0) pin_to_tcp(fd, "MSG_OOB");
+    if ((flags & MSG_OOB) != 0) pin_to_tcp(fd, "MSG_OOB", false);
     return kernel();
   }
   size_t done = 0;

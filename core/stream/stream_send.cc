@@ -95,6 +95,10 @@ Step send_managed(Stream& s, const iovec* iov, size_t n, size_t total, size_t* d
       *error = -EBADF;
       return Step::kError;
     }
+    if (s.tx.barred) {  // the parent's replay has a place in the stream, ours would have none
+      *error = -ECONNRESET;
+      return Step::kError;
+    }
     // After FIN the kernel knows what to say (EPIPE and SIGPIPE).
     if (s.tx.fin_owed) {  // the kernel does not know of it yet, and must not take bytes before it
       *error = -EPIPE;
@@ -201,7 +205,7 @@ size_t send_short(Stream& s, const void* from, size_t n, int flags) noexcept {
 
 long send(Stream& s, int fd, const iovec* iov, size_t n, int flags, KernelCall kernel) {
   if (__builtin_expect((flags & MSG_OOB) != 0, 0)) {
-    pin_to_tcp(fd, "MSG_OOB");
+    if (!pin_to_tcp(fd, "MSG_OOB")) return -EAGAIN;
     return kernel();
   }
   size_t done = 0;
@@ -265,7 +269,7 @@ long sendfile(Stream& s, int fd, int in_fd, off_t* offset, size_t count, KernelC
   } else {
     const auto position = os::lseek(in_fd, 0, SEEK_CUR);
     if (!position) {  // not seekable: only the kernel can move it
-      pin_to_tcp(fd, "sendfile from a pipe");
+      if (!pin_to_tcp(fd, "sendfile from a pipe")) return -EAGAIN;
       return kernel();
     }
     at = *position;
