@@ -8,9 +8,10 @@
 namespace rsock::preload {
 namespace {
 
-void pin_ends(int a, int b, const char* reason) noexcept {
-  if (FdTable::word(a) != 0) stream::pin_to_tcp(a, reason);
-  if (FdTable::word(b) != 0) stream::pin_to_tcp(b, reason);
+/// False: what `to` still has to send is not out, and the call may not wait for it.
+bool pin_ends(int from, int to, const char* reason) noexcept {
+  if (FdTable::word(from) != 0) stream::pin_to_tcp(from, reason, false);
+  return FdTable::word(to) == 0 || stream::pin_to_tcp(to, reason);
 }
 
 /// libc reads or writes this descriptor past us.
@@ -48,7 +49,7 @@ RSOCK_EXPORT ssize_t sendfile(int out, int in, off_t* offset, size_t count) noex
 
 RSOCK_EXPORT ssize_t splice(int in, off64_t* in_offset, int out, off64_t* out_offset, size_t n,
                             unsigned flags) {
-  pin_ends(in, out, "splice");
+  if (!pin_ends(in, out, "splice")) return answer(-EAGAIN);
   return real.splice(in, in_offset, out, out_offset, n, flags);
 }
 

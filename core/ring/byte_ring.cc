@@ -25,13 +25,12 @@ size_t RingWriter::copy_in(IovCursor& from, size_t limit) noexcept {
   return n + from.gather(base_, limit - n);
 }
 
-size_t RingWriter::copy_unread(uint64_t from, void* to, size_t n) const noexcept {
+size_t RingWriter::unread_spans(uint64_t from, size_t n, iovec spans[2]) const noexcept {
   if (n == 0 || from > tail_ || tail_ - from > capacity_ || n > tail_ - from) return 0;
-  const size_t at = from & (capacity_ - 1);
-  const size_t first = std::min(n, capacity_ - at);
-  std::memcpy(to, base_ + at, first);
-  std::memcpy(static_cast<std::byte*>(to) + first, base_, n - first);
-  return n;
+  const size_t first = std::min(n, capacity_ - (from & (capacity_ - 1)));
+  spans[0] = iovec{place(from), first};
+  spans[1] = iovec{base_, n - first};
+  return first == n ? 1 : 2;
 }
 
 void RingReader::refresh() noexcept {

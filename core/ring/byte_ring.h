@@ -134,9 +134,10 @@ class RingWriter {
     return tail_ - seen_head_;
   }
 
-  /// Copies [from, from + n) out of the ring again. The range must lie in the last `capacity` bytes
-  /// published: otherwise nothing is copied and 0 returned (`from` may have come from the peer).
-  size_t copy_unread(uint64_t from, void* to, size_t n) const noexcept;
+  /// Where [from, from + n) lies in the ring, in one span or two. The range must lie in the last
+  /// `capacity` bytes published: otherwise none, 0 is returned (`from` may have come from the peer).
+  /// Returns the spans used.
+  size_t unread_spans(uint64_t from, size_t n, iovec spans[2]) const noexcept;
 
   /// Sets kSealEnded or kSealFrozen. Returns the head word as it was before. We write no more.
   uint64_t seal(uint64_t bit) noexcept {

@@ -1,6 +1,7 @@
 // A point in time after which a wait is over; none = for ever.
 #pragma once
 
+#include <sys/time.h>
 #include <time.h>
 
 #include <cstdint>
@@ -8,6 +9,23 @@
 #include "core/base/clock.h"
 
 namespace rsock::stream {
+
+/// A duration of the program's in nanoseconds; what does not fit is some 292 years, which is meant
+/// as "for ever" (tv_sec = INT64_MAX is a way to say so). Negative ones are negative.
+inline int64_t saturated_ns(int64_t seconds, int64_t rest_ns) noexcept {
+  int64_t ns = 0;
+  if (__builtin_mul_overflow(seconds, int64_t{1'000'000'000}, &ns) ||
+      __builtin_add_overflow(ns, rest_ns, &ns)) {
+    return seconds < 0 ? INT64_MIN : INT64_MAX;
+  }
+  return ns;
+}
+/// SO_RCVTIMEO and SO_SNDTIMEO as we keep them, 0: none. The kernel takes a negative one for "do
+/// not wait" (sock_set_timeout() in net/core/sock.c).
+inline int64_t socket_timeout_ns(const timeval& tv) noexcept {
+  const int64_t ns = saturated_ns(tv.tv_sec, int64_t{tv.tv_usec} * 1000);
+  return ns < 0 ? 1 : ns;
+}
 
 class Deadline {
  public:
@@ -18,7 +36,7 @@ class Deadline {
   /// SO_RCVTIMEO's convention: 0 is no limit.
   static Deadline from_option(int64_t ns) noexcept { return ns == 0 ? never() : after_ns(ns); }
   static Deadline from_timeout(const timespec* t) noexcept {
-    return t == nullptr ? never() : after_ns(t->tv_sec * 1'000'000'000LL + t->tv_nsec);
+    return t == nullptr ? never() : after_ns(saturated_ns(t->tv_sec, t->tv_nsec));
   }
 
   bool is_never() const noexcept { return at_ == 0; }

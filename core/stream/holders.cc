@@ -18,16 +18,24 @@ struct Block {
 struct Filling {
   Block* block;
   size_t next;
+  bool fresh_only;
 };
 
+// The callbacks run under the slab's lock and take the stream's: attach() looks at the holders
+// under them, and release_stream() drops the counter under them, with the memory it lies in.
+
 void count_unheld(Stream& s, void* arg) noexcept {
+  MutexLock tx(s.tx.mutex);
+  MutexLock rx(s.rx.mutex);
   if (s.holders == nullptr) ++*static_cast<size_t*>(arg);
 }
 
 void add_one(Stream& s, void* arg) noexcept {
   auto* filling = static_cast<Filling*>(arg);
+  MutexLock tx(s.tx.mutex);
+  MutexLock rx(s.rx.mutex);
   if (s.holders != nullptr) {
-    s.holders->fetch_add(1, std::memory_order_acq_rel);
+    if (!filling->fresh_only) s.holders->fetch_add(1, std::memory_order_acq_rel);
     return;
   }
   if (filling->block == nullptr ||
@@ -43,15 +51,18 @@ void add_one(Stream& s, void* arg) noexcept {
 }
 
 void remove_one(Stream& s, void*) noexcept {
+  MutexLock tx(s.tx.mutex);
+  MutexLock rx(s.rx.mutex);
   if (s.holders != nullptr) s.holders->fetch_sub(1, std::memory_order_acq_rel);
 }
 
 }  // namespace
 
-void add_holder_to_all() noexcept {
+void add_holder_to_all(bool fresh_only) noexcept {
   size_t fresh = 0;
   for_each_stream(count_unheld, &fresh);
-  Filling filling{nullptr, 0};
+  if (fresh == 0 && fresh_only) return;
+  Filling filling{nullptr, 0, fresh_only};
   if (fresh != 0) {
     const size_t bytes = (fresh * sizeof(std::atomic<uint32_t>) + 4095) & ~size_t{4095};
     if (const auto memory = os::map_anonymous_shared(bytes)) {

@@ -4,7 +4,8 @@
 // memory that both processes share; who closes its copy counts down, and a stream may be lifted
 // again by the one that is left. A process that dies or execs without our seeing it leaves the
 // count high: then the stream stays on TCP, which is slow but never wrong. Thread safety:
-// before_fork() hooks only, and the closing thread; the counters are atomic.
+// before_fork() hooks only, and the closing thread; the counters are atomic, Stream::holders changes
+// under the stream's tx and rx locks.
 #pragma once
 
 #include "core/stream/stream.h"
@@ -12,8 +13,9 @@
 namespace rsock::stream {
 
 /// In the parent, before fork: one more process will hold every live stream. Errors: none; without
-/// memory the streams are pinned to TCP.
-void add_holder_to_all() noexcept;
+/// memory the streams are pinned to TCP. `fresh_only`: only those that came since the first call of
+/// this fork. No lock of a stream held.
+void add_holder_to_all(bool fresh_only = false) noexcept;
 /// fork failed: undo.
 void remove_holder_from_all() noexcept;
 /// This process lets go of s. tx and rx locks held.

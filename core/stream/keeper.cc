@@ -202,10 +202,18 @@ void Keeper::unwatch_locked(Stream& s) noexcept {
                       nullptr);
   // release pairs with the keeper's timer.
   if (!inside().tidying.exchange(true, std::memory_order_acq_rel)) wake_keeper();
+  // A sleeper may keep the channel for a while: its hang-up would be taken for that of the next
+  // one.
+  if (s.channel) {
+    (void)os::epoll_ctl(keeper().epoll.get(), EPOLL_CTL_DEL, s.channel->wait_fd(), nullptr);
+  }
 }
 
 void Keeper::move_watch_locked(Stream& s, int fd) noexcept {
-  if (s.channel) unwatch_locked(s);
+  if (s.channel) {
+    (void)os::epoll_ctl(keeper().epoll.get(), EPOLL_CTL_DEL, s.fd.load(std::memory_order_relaxed),
+                        nullptr);
+  }
   s.fd.store(fd, std::memory_order_relaxed);
   if (s.channel) {
     (void)add(fd, EPOLLIN | EPOLLRDHUP | EPOLLET, tagged(&s, KeeperTag::kTcp));

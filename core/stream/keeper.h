@@ -26,7 +26,7 @@ class Keeper {
 
   /// Registers the channel's doorbell and the TCP socket. tx and rx locks held.
   static void watch_locked(Stream& s) noexcept;
-  /// Forgets the TCP socket; the doorbell goes with the channel. tx and rx locks held.
+  /// Forgets the TCP socket and the doorbell. tx and rx locks held.
   static void unwatch_locked(Stream& s) noexcept;
   /// The stream's number for the keeper becomes fd. tx and rx locks held.
   static void move_watch_locked(Stream& s, int fd) noexcept;

@@ -65,8 +65,12 @@ void on_tcp_event(Stream& s, uint32_t events) noexcept {
 
 void on_doorbell_event(Stream& s, uint32_t events) noexcept {
   if ((events & (EPOLLHUP | EPOLLRDHUP | EPOLLERR)) == 0) return;
-  if (!s.has_channel.load(std::memory_order_acquire)) return;
-  s.peer_gone.store(true, std::memory_order_release);
+  {
+    // The event may be older than the channel that is there now: the doorbell is asked once more.
+    MutexLock lock(s.rx.mutex);
+    if (!s.channel || !peer_hung_up(*s.channel)) return;
+    s.peer_gone.store(true, std::memory_order_release);
+  }
   s.tcp_event.store(true, std::memory_order_release);
   judge_unread(s);
   tend(s);
@@ -135,7 +139,10 @@ uint64_t run_strict_timers(uint64_t now) noexcept {
                 s.fd.load(std::memory_order_relaxed),
                 reason != nullptr ? reason : "the peer has not answered");
       s.strict_failed.store(true, std::memory_order_release);
-      if (!s.closed.load(std::memory_order_relaxed)) {
+      // close() passes through the locks before the number can be another connection's.
+      MutexLock tx(s.tx.mutex);
+      MutexLock rx(s.rx.mutex);
+      if (s.owned_by(st.generation) && !s.closed.load(std::memory_order_relaxed)) {
         // Wakes whoever sits in the kernel with it; its next call fails.
         (void)os::shutdown(s.fd.load(std::memory_order_relaxed), SHUT_RDWR);
       }

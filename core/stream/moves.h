@@ -23,8 +23,8 @@ void note_traffic(Stream& s) noexcept;
 /// The program's next call has to fail under RSOCK_STRICT. Returns 0 or ECONNABORTED.
 int strict_error(Stream& s) noexcept;
 
-/// Adds to a counter of a direction that is managed: only the holder of its lock writes it then, and
-/// a read-modify-write would cost more than the rest of a small message.
+/// Adds to a counter of a direction that is managed: only the holder of its lock writes it then,
+/// and a read-modify-write would cost more than the rest of a small message.
 inline void count_managed(std::atomic<uint64_t>& counter, uint64_t n) noexcept {
   counter.store(counter.load(std::memory_order_relaxed) + n, std::memory_order_relaxed);
 }
@@ -35,11 +35,13 @@ inline int take_error(Stream& s) noexcept {
   return s.error.exchange(0, std::memory_order_acq_rel);
 }
 
-// --- stream_down.cc ---
+// --- stream_down.cc, stream_fail.cc ---
 /// The peer froze our direction at channel offset x, or is gone: [x, tail) must go to TCP first.
 void begin_replay_locked(Stream& s, uint64_t x) noexcept RSOCK_REQUIRES(s.tx.mutex);
 /// Moves replay bytes into TCP without blocking. True: the direction is the kernel's again.
 bool flush_replay_locked(Stream& s) noexcept RSOCK_REQUIRES(s.tx.mutex);
+/// Bytes that replays of this process have put into TCP so far: progress, for who waits for it.
+uint64_t replayed_bytes() noexcept;
 /// Looks at the turn of our sending direction and obeys it. True: state may have changed.
 bool obey_tx_turn_locked(Stream& s) noexcept RSOCK_REQUIRES(s.tx.mutex);
 void finish_tx_locked(Stream& s) noexcept RSOCK_REQUIRES(s.tx.mutex);
@@ -47,13 +49,14 @@ void finish_rx_locked(Stream& s) noexcept RSOCK_REQUIRES(s.rx.mutex);
 /// Receiver: the direction is over in the ring because of `turn` (or because the peer is gone); the
 /// kernel goes on.
 void leave_ring_locked(Stream& s, TurnKind turn) noexcept RSOCK_REQUIRES(s.rx.mutex);
-/// Moves both directions towards TCP: ends ours, freezes the peer's. Never blocks; what is owed
-/// afterwards (a replay either way, bytes to drain) goes on by itself.
+/// The peer has let go of the channel (also if we have not noticed yet): what it consumed, sealed
+/// and published is final. A system call.
+bool peer_hung_up(const Channel& channel) noexcept;
+/// Moves both directions towards TCP: recalls ours, freezes the peer's. Never blocks; what is owed
+/// afterwards (a replay either way, bytes to drain) goes on by itself. To wait for it: hand_over.h.
 void set_down(Stream& s, Reason reason) noexcept;
-/// set_down, then waits (bounded) until the kernel's stream alone carries everything. False: time
-/// is up.
-bool set_down_and_wait(Stream& s, Reason reason) noexcept;
-/// Takes the channel from the stream; the caller lets it die, or wakes its sleepers first.
+/// Takes the channel from the stream and hangs up for the peer; the caller lets it die, or wakes
+/// its sleepers first.
 std::shared_ptr<Channel> take_channel_locked(Stream& s) noexcept
     RSOCK_REQUIRES(s.tx.mutex, s.rx.mutex);
 /// Lets go of the channel once neither direction needs it.
@@ -65,15 +68,31 @@ void attend(Stream& s) noexcept;
 /// said.
 void judge_unread(Stream& s) noexcept;
 /// The peer broke the protocol: both directions fail with ECONNRESET, and the kernel's stream is
-/// reset.
+/// reset. Nothing happens if that was done before, or the stream is closed.
 void fail_stream(Stream& s, Reason reason) noexcept;
+/// RST to the peer, and nothing to read or send any more.
+void abort_connection(int fd) noexcept;
 
-// --- stream_recv.cc ---
+// --- stream_options.cc ---
+/// From now on s stays on TCP. Under both locks, as attach() looks at it: what this finds is final.
+/// True: there is a channel, to be set down.
+bool pin(Stream& s, Reason reason) noexcept;
+
+// --- recv_steps.cc ---
 /// One attempt to receive on a managed direction: bytes > 0, 0 at the end of the stream, -EAGAIN,
-/// -errno, or kRetryInKernel when the direction went back to the kernel.
+/// -errno, kRetryInKernel when the direction went back to the kernel, or kPeerDied: its process
+/// ended without a word in the channel, and what it left unread decides what that means.
 inline constexpr long kRetryInKernel = -100'000;
+inline constexpr long kPeerDied = kRetryInKernel + 2;
 long rx_try_locked(Stream& s, int fd, const iovec* iov, size_t n, size_t skip, size_t limit,
                    int flags) noexcept RSOCK_REQUIRES(s.rx.mutex);
+
+/// Bytes that the program got out of the ring.
+inline void count_taken_locked(Stream& s, size_t got) noexcept RSOCK_REQUIRES(s.rx.mutex) {
+  count_managed(s.rx.offset, got);
+  s.rx.off_tcp += got;
+  count_managed(s.received[static_cast<int>(s.channel->kind())], got);
+}
 
 // --- stream_poll.cc ---
 /// Events of <poll.h> among POLLIN, POLLOUT, POLLRDHUP, POLLPRI, POLLERR, POLLHUP (and the

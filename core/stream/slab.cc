@@ -55,9 +55,9 @@ void reset(Stream& s, int fd, bool nonblocking) noexcept {
   s.rx.offset.store(0, std::memory_order_relaxed);
   s.tx.state = TxState::kKernel;
   s.rx.state = RxState::kKernel;
-  s.tx.ring_done = s.tx.shut = s.tx.fin_owed = s.tx.lied = false;
+  s.tx.ring_done = s.tx.shut = s.tx.fin_owed = s.tx.lied = s.tx.barred = false;
   s.rx.ring_done = s.rx.shut = false;
-  s.tx.replay_next = s.tx.off_tcp = s.rx.off_tcp = 0;
+  s.tx.replay_next = s.tx.off_tcp = s.rx.off_tcp = s.rx.kicked_ns = 0;
   for (auto* flag : {&s.rx.want_ready, &s.rx.await_replay, &s.closed, &s.has_channel, &s.tx_wanted,
                      &s.lift_asked, &s.pinned, &s.strict_failed, &s.tcp_event, &s.peer_gone,
                      &s.tx_nospace, &s.adopted, &s.rx.fin_seen}) {
@@ -123,6 +123,10 @@ int live_streams() noexcept { return g_live.load(std::memory_order_relaxed); }
 
 void for_each_stream(void (*fn)(Stream&, void*), void* arg) noexcept {
   MutexLock lock(g_mutex);
+  for (Stream& s : live_list()) fn(s, arg);
+}
+
+void for_each_stream_locked(void (*fn)(Stream&, void*), void* arg) noexcept RSOCK_NO_TSA {
   for (Stream& s : live_list()) fn(s, arg);
 }
 

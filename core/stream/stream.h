@@ -14,7 +14,8 @@
 // held; holding one of them, or a copy of the shared_ptr taken under one, keeps it alive.
 //
 // Invariants:
-//  1. tx.state == kKernel  <=>  tx.gate not managed, outside the lock; likewise rx.
+//  1. tx.state == kKernel  <=>  tx.gate not managed, outside the lock; likewise rx. (Or tx.barred:
+//  managed for good.)
 //  2. tx.offset and rx.offset count the program's bytes of that direction since the connection
 //  began,
 //     whatever path they took.
@@ -71,7 +72,8 @@ struct TxSide {
   bool shut = false;                 // the program sent FIN (shutdown or close)
   bool lied = false;                 // the peer froze us at an impossible byte: the stream fails
   bool fin_owed = false;             // FIN waits for the end of a replay
-  uint64_t off_tcp = 0;              // bytes of `offset` that never were on TCP; under mutex
+  bool barred = false;   // forked child: the parent's replay is not out; nothing is sent
+  uint64_t off_tcp = 0;  // bytes of `offset` that never were on TCP; under mutex
   SpinState spin;
   uint64_t replay_next = 0;  // kReplay: channel offset of the next byte to put on TCP
 };
@@ -88,6 +90,7 @@ struct RxSide {
   SpinState spin;
   std::atomic<bool> want_ready{false};    // a channel waits for the readers to be out of the kernel
   std::atomic<bool> await_replay{false};  // frozen: bytes are owed to us on TCP
+  uint64_t kicked_ns = 0;                 // when the peer was last told so; under mutex
 };
 
 /// Why a stream is not lifted: literals, so that pointers can be kept and compared.
@@ -165,6 +168,8 @@ int live_streams() noexcept;
 /// instances). The child re-makes them all.
 void lock_all_streams(void (*between)() noexcept) noexcept;
 void unlock_all_streams(void (*between)() noexcept) noexcept;
+/// As for_each_stream(), between the two.
+void for_each_stream_locked(void (*fn)(Stream&, void*), void* arg) noexcept;
 void slab_after_fork_child() noexcept;
 /// Calls fn for every stream in use. The slab's lock is held: fn must not acquire or release.
 void for_each_stream(void (*fn)(Stream&, void*), void* arg) noexcept;

@@ -1,26 +1,17 @@
 // The end of a stream: shutdown and close. Orderly close gives the peer every byte, then EOF (D10).
 
 #include <fcntl.h>
-#include <poll.h>
 
 #include "core/base/log.h"
 #include "core/os/os.h"
 #include "core/os/owned_fd.h"
+#include "core/stream/holders.h"
 #include "core/stream/keeper.h"
 #include "core/stream/moves.h"
 #include "core/stream/socket_ops.h"
 
 namespace rsock::stream {
 namespace {
-
-/// The peer may have let go of the channel without our having noticed yet; then nobody drains the
-/// ring.
-bool peer_hung_up(const Channel& channel) noexcept {
-  pollfd p{channel.wait_fd(), POLLRDHUP, 0};
-  timespec now{0, 0};
-  const auto r = os::ppoll(&p, 1, &now, nullptr, 0);
-  return r && *r > 0 && (p.revents & (POLLHUP | POLLRDHUP)) != 0;
-}
 
 /// Our direction is over: nothing follows what was sent. FIN may have to wait behind a replay.
 void end_tx_locked(Stream& s) noexcept RSOCK_REQUIRES(s.tx.mutex) {
@@ -35,10 +26,13 @@ void end_tx_locked(Stream& s) noexcept RSOCK_REQUIRES(s.tx.mutex) {
     if (s.tx.state == TxState::kRing) {
       const Turn turn = s.peer_gone.load(std::memory_order_acquire) ? s.channel->tx_recall()
                                                                     : s.channel->tx_end();
-      const uint64_t unread = s.channel->tx_unread();
+      // A peer that drained the ring lets go of the channel too. Only once it has, its count is
+      // final: a count from before the hang-up would send bytes again that it has read meanwhile.
+      const uint64_t unread =
+          s.channel->tx_unread() != 0 && peer_hung_up(*s.channel) ? s.channel->tx_unread() : 0;
       if (turn.kind == TurnKind::kFrozen) {
         begin_replay_locked(s, turn.at);
-      } else if (unread != 0 && peer_hung_up(*s.channel)) {
+      } else if (unread != 0) {
         begin_replay_locked(s, s.channel->tx_tail() - unread);
       } else {
         s.channel->tx_set_replayed();
@@ -75,12 +69,19 @@ bool lingers_zero(int fd) noexcept {
 }
 
 /// The last descriptor goes. True: the stream is finished; false: the keeper carries on with it.
-bool close_last(Stream& s, int fd) noexcept {
+/// *last is the channel, if there was one: its doorbell's number must stay taken until nobody
+/// watches it any more.
+bool close_last(Stream& s, int fd, std::shared_ptr<Channel>* last) noexcept {
   MutexLock tx(s.tx.mutex);
   MutexLock rx(s.rx.mutex);
   s.closed.store(true, std::memory_order_release);
+  if (s.tx.barred) {
+    s.tx.barred = false;
+    s.tx.gate.give_back();
+  }
   if (!s.channel) return true;
-  const bool reset = unread_in_channel_locked(s);
+  // With another holder this close ends nothing.
+  const bool reset = unread_in_channel_locked(s) && sole_holder(s);
   if (reset) make_close_reset(fd);
   if (reset || lingers_zero(fd)) {
     // RST tells the peer; what it has in its ring it may still read, as from its kernel's queue.
@@ -95,7 +96,8 @@ bool close_last(Stream& s, int fd) noexcept {
     }
   }
   if (s.rx.state != RxState::kKernel) finish_rx_locked(s);
-  take_channel_locked(s)->wake_local();  // threads that still wait meet `closed`
+  *last = take_channel_locked(s);
+  (*last)->wake_local();  // threads that still wait meet `closed`
   return true;
 }
 
@@ -118,6 +120,7 @@ long shutdown(Stream& s, int fd, int how, KernelCall kernel) {
   bool fin_owed = false;
   if (how == SHUT_WR || how == SHUT_RDWR) {
     MutexLock lock(s.tx.mutex);
+    if (s.tx.barred) return -ENOTCONN;  // FIN would cut off what the parent still sends
     end_tx_locked(s);
     if (s.tx.state == TxState::kReplay) fin_owed = s.tx.fin_owed = true;
   }
@@ -164,8 +167,10 @@ bool before_close(int fd) noexcept {
     if (g_epoll_name_gone != nullptr) g_epoll_name_gone(*s, fd);
     return true;
   }
-  const bool finished = close_last(*s, fd);
+  std::shared_ptr<Channel> last;
+  const bool finished = close_last(*s, fd, &last);
   unlink_watchers(*s);
+  last.reset();
   if (finished) release_stream(*s);
   return true;
 }

@@ -4,10 +4,9 @@
 
 #include <utility>
 
+#include "core/base/clock.h"
 #include "core/base/log.h"
 #include "core/os/os.h"
-#include "core/stream/counters.h"
-#include "core/stream/deadline.h"
 #include "core/stream/keeper.h"
 #include "core/stream/moves.h"
 #include "core/stream/socket_ops.h"
@@ -15,9 +14,10 @@
 namespace rsock::stream {
 namespace {
 
-/// A third party (fork, exec, another process) waits at most so long for the peer's library to put
-/// the bytes it owes us into TCP. It answers in well under a millisecond unless it is stopped.
-constexpr int64_t kHandOverNs = 1'000'000'000;
+/// A lost kick costs at most about so long: the keeper's timer, and who waits, come by here.
+constexpr uint64_t kKickAgainNs = 5'000'000;
+
+std::atomic<uint64_t> g_replayed{0};
 
 }  // namespace
 
@@ -42,6 +42,9 @@ void leave_ring_locked(Stream& s, TurnKind turn) noexcept {
 
 std::shared_ptr<Channel> take_channel_locked(Stream& s) noexcept {
   Keeper::unwatch_locked(s);
+  // Explicitly, not by dropping the last reference: a call that siglongjmp left keeps one for ever,
+  // a forked child keeps copies, and the peer's sender would wait for a reader that is not there.
+  if (s.channel) s.channel->let_go();
   s.has_channel.store(false, std::memory_order_release);
   s.doorbell_fd.store(-1, std::memory_order_release);
   s.tx_wanted.store(false, std::memory_order_relaxed);
@@ -64,12 +67,17 @@ void begin_replay_locked(Stream& s, uint64_t x) noexcept {
 bool flush_replay_locked(Stream& s) noexcept {
   const int fd = s.fd.load(std::memory_order_relaxed);
   const uint64_t tail = s.channel->tx_tail();
-  char buffer[16 * 1024];
   while (s.tx.replay_next < tail) {
-    size_t n = tail - s.tx.replay_next;
-    if (n > sizeof(buffer)) n = sizeof(buffer);
-    n = s.channel->tx_copy_unread(s.tx.replay_next, buffer, n);
-    const auto sent = os::send(fd, buffer, n, MSG_DONTWAIT | MSG_NOSIGNAL);
+    // Straight from the ring: a buffer here would be on the program's stack, which may be small.
+    iovec spans[2];
+    msghdr msg{};
+    msg.msg_iov = spans;
+    msg.msg_iovlen = s.channel->tx_unread_spans(s.tx.replay_next, tail - s.tx.replay_next, spans);
+    if (msg.msg_iovlen == 0) {  // never: begin_replay_locked() has checked the range
+      s.tx.lied = true;
+      break;
+    }
+    const auto sent = os::sendmsg(fd, &msg, MSG_DONTWAIT | MSG_NOSIGNAL);
     if (!sent) {
       if (sent.error() == EAGAIN || sent.error() == EINTR || sent.error() == ENOBUFS) {
         Keeper::watch_for_room(s);
@@ -84,6 +92,7 @@ bool flush_replay_locked(Stream& s) noexcept {
     s.tx.off_tcp -= *sent;
     s.sent[0].fetch_add(*sent, std::memory_order_relaxed);
     s.sent[static_cast<int>(s.channel->kind())].fetch_sub(*sent, std::memory_order_relaxed);
+    g_replayed.fetch_add(*sent, std::memory_order_relaxed);
   }
   s.channel->tx_set_replayed();
   s.channel->wake_peer();
@@ -96,6 +105,8 @@ bool flush_replay_locked(Stream& s) noexcept {
   return true;
 }
 
+uint64_t replayed_bytes() noexcept { return g_replayed.load(std::memory_order_relaxed); }
+
 bool obey_tx_turn_locked(Stream& s) noexcept {
   if (s.tx.state != TxState::kRing) return false;
   Turn turn = s.channel->tx_turn();
@@ -106,6 +117,58 @@ bool obey_tx_turn_locked(Stream& s) noexcept {
   begin_replay_locked(s, turn.at);
   (void)flush_replay_locked(s);
   return true;
+}
+
+bool peer_hung_up(const Channel& channel) noexcept {
+  pollfd p{channel.wait_fd(), POLLRDHUP, 0};
+  timespec now{0, 0};
+  const auto r = os::ppoll(&p, 1, &now, nullptr, 0);
+  return r && *r > 0;
+}
+
+/// Receiver: what the words say for good is done: the kernel goes on where nothing more will come
+/// out of the ring. A peer that died without an end is the readers' to find, as it is judged by
+/// what it left unread; with `also_died` it makes no difference any more.
+static void obey_rx_words_locked(Stream& s, bool also_died) noexcept RSOCK_REQUIRES(s.rx.mutex) {
+  if (s.rx.ring_done) return;
+  Channel& ch = *s.channel;
+  // Before the words: what a peer that let go has sealed and published is seen.
+  const bool gone = s.peer_gone.load(std::memory_order_acquire);
+  const Turn turn = ch.rx_turn();
+  if (turn.kind == TurnKind::kOpen && !gone) return;
+  if (s.rx.state == RxState::kKernel) {  // before the switch: now it never comes
+    s.rx.want_ready.store(false, std::memory_order_relaxed);
+    s.rx.ring_done = true;
+  } else if (turn.kind == TurnKind::kFrozen) {
+    leave_ring_locked(s, TurnKind::kFrozen);
+  } else if (!ch.rx_start() || (s.rx.state == RxState::kTcp && ch.rx_published() == 0)) {
+    leave_ring_locked(s, TurnKind::kOpen);
+  } else if ((turn.kind == TurnKind::kEnded || also_died) && s.rx.state == RxState::kRing &&
+             ch.rx_available() == 0 && !ch.rx_failed()) {
+    // Drained, though the program has not come for the end: a pool of stale connections is like
+    // this, and whoever forks would wait for each of them.
+    leave_ring_locked(s, turn.kind);
+  }
+}
+
+/// Receiver: the peer shall put on TCP what we have not read. Not if there is nobody who could:
+/// then our readers drain the ring first, as after an end.
+static void freeze_rx_locked(Stream& s) noexcept RSOCK_REQUIRES(s.rx.mutex) {
+  if (!s.rx.ring_done && peer_hung_up(*s.channel)) {
+    s.peer_gone.store(true, std::memory_order_release);
+  }
+  obey_rx_words_locked(s, true);
+  if (s.rx.ring_done || s.peer_gone.load(std::memory_order_acquire)) return;
+  if (s.channel->rx_freeze().kind == TurnKind::kFrozen) {
+    s.rx.await_replay.store(true, std::memory_order_release);
+    if (s.rx.state == RxState::kKernel) {
+      s.rx.ring_done = true;
+    } else {
+      finish_rx_locked(s);
+    }
+  } else {
+    obey_rx_words_locked(s, true);  // the peer's end was first
+  }
 }
 
 void set_down(Stream& s, Reason reason) noexcept {
@@ -129,51 +192,15 @@ void set_down(Stream& s, Reason reason) noexcept {
     if (!s.channel) return;
     ++s.set_downs;
     s.rx.want_ready.store(false, std::memory_order_relaxed);
-    if (!s.rx.ring_done) {
-      const Turn turn = s.channel->rx_freeze();
-      if (turn.kind == TurnKind::kFrozen) {
-        s.rx.await_replay.store(true, std::memory_order_release);
-        if (s.rx.state == RxState::kKernel) {
-          s.rx.ring_done = true;
-        } else {
-          finish_rx_locked(s);
-        }
-      }
-      // Ended by the peer: what it published is drained by our readers, then FIN follows on TCP.
-    }
+    freeze_rx_locked(s);
     s.channel->wake_peer();
+    s.rx.kicked_ns = monotonic_ns();
   }
   s.not_lifted.store(reason, std::memory_order_relaxed);
   RSOCK_LOG(kInfo, "fd %d: set down to TCP: %s", s.fd.load(std::memory_order_relaxed), reason);
   Keeper::kick_peer(s);
   maybe_detach(s);
   wake_waiters(s);
-}
-
-bool set_down_and_wait(Stream& s, Reason reason) noexcept {
-  if (!s.has_channel.load(std::memory_order_acquire)) return true;
-  set_down(s, reason);
-  const Deadline deadline = Deadline::after_ns(kHandOverNs);
-  for (;;) {
-    attend(s);
-    if (!s.has_channel.load(std::memory_order_acquire)) return true;
-    bool replaying = false;
-    {
-      MutexLock lock(s.tx.mutex);
-      replaying = s.tx.state == TxState::kReplay;
-    }
-    // Our own replay has to be out before anything else goes to TCP, or bytes change places: that
-    // wait ends when the peer reads, or dies.
-    if (deadline.passed() && !replaying) {
-      RSOCK_LOG(kWarn, "fd %d: %s: the peer has not given back its bytes in time",
-                s.fd.load(std::memory_order_relaxed), reason);
-      return false;
-    }
-    // Either room for our replay, or the peer's kick; both are rare enough for a short nap.
-    pollfd room{s.fd.load(std::memory_order_relaxed), POLLOUT, 0};
-    timespec nap{0, 200'000};
-    (void)os::ppoll(&room, replaying ? 1 : 0, &nap, nullptr, 0);
-  }
 }
 
 /// The peer let go of the channel without saying `replayed`, but there was nothing to replay, or it
@@ -205,6 +232,20 @@ void maybe_detach(Stream& s) noexcept {
   if (!closed) Keeper::detached(s);
 }
 
+/// A kick is a datagram to a queue of ten, and many streams are set down at once: until the peer
+/// has done what we froze for, its keeper is told again.
+static void kick_again_locked(Stream& s) noexcept RSOCK_REQUIRES(s.rx.mutex) {
+  if (!s.rx.await_replay.load(std::memory_order_relaxed) || s.channel->rx_replayed() ||
+      s.peer_gone.load(std::memory_order_acquire)) {
+    return;
+  }
+  // Not at every look: both ends may wait, and each kick makes the other one look.
+  const uint64_t now = monotonic_ns();
+  if (now - s.rx.kicked_ns < kKickAgainNs) return;
+  s.rx.kicked_ns = now;
+  Keeper::kick_peer(s);
+}
+
 void attend(Stream& s) noexcept {
   if (!s.has_channel.load(std::memory_order_acquire)) return;
   try_ready(s);
@@ -232,92 +273,9 @@ void attend(Stream& s) noexcept {
   {
     MutexLock lock(s.rx.mutex);
     if (!s.channel) return;
-    // A turn of the peer's direction before or after the switch; one look sorts it out without
-    // taking bytes.
-    if (s.rx.state == RxState::kKernel && !s.rx.ring_done) {
-      if (s.channel->rx_turn().kind != TurnKind::kOpen ||
-          s.peer_gone.load(std::memory_order_acquire)) {
-        s.rx.want_ready.store(false, std::memory_order_relaxed);
-        s.rx.ring_done = true;
-      }
-    } else if (s.rx.state != RxState::kKernel) {
-      const bool turned = s.channel->rx_turn().kind == TurnKind::kFrozen;
-      const bool gone = s.peer_gone.load(std::memory_order_acquire);
-      if (turned || (gone && !s.channel->rx_start())) {
-        leave_ring_locked(s, turned ? TurnKind::kFrozen : TurnKind::kOpen);
-      }
-    }
+    obey_rx_words_locked(s, false);
+    kick_again_locked(s);
   }
-  maybe_detach(s);
-  wake_waiters(s);
-}
-
-/// A process that ends closes its descriptors in no order that we could rely on. Waits a moment for
-/// both signs of its death, FIN on TCP and the hang-up of the doorbell. Only one: it lives, and
-/// shut down or let go of one thing.
-static bool both_ends_gone(int fd, int doorbell) noexcept {
-  constexpr int64_t kSignsNs = 10'000'000;
-  const Deadline deadline = Deadline::after_ns(kSignsNs);
-  for (;;) {
-    pollfd signs[2] = {{fd, POLLRDHUP, 0}, {doorbell, POLLRDHUP, 0}};
-    timespec now{0, 0};
-    (void)os::ppoll(signs, 2, &now, nullptr, 0);
-    if (signs[0].revents != 0 && signs[1].revents != 0) return true;
-    if (deadline.passed()) return false;
-    pollfd missing = signs[signs[0].revents != 0 ? 1 : 0];
-    timespec left;
-    deadline.as_timespec(&left);
-    (void)os::ppoll(&missing, 1, &left, nullptr, 0);
-  }
-}
-
-void judge_unread(Stream& s) noexcept {
-  MutexLock lock(s.tx.mutex);
-  if (!s.channel || s.tx.state != TxState::kRing || s.channel->tx_unread() == 0) return;
-  const int fd = s.fd.load(std::memory_order_relaxed);
-  if (!both_ends_gone(fd, s.channel->wait_fd())) return;
-  const Turn turn = s.channel->tx_recall();
-  if (turn.kind != TurnKind::kFrozen || turn.at >= s.channel->tx_tail()) return;
-  char byte = 0;
-  const auto seen = os::recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
-  if (!seen && seen.error() != EAGAIN) {
-    // The kernel tells an error once: it was meant for the program.
-    s.error.store(value(seen.error()), std::memory_order_release);
-  } else {
-    // Let the dead peer's kernel reset the connection for real, so that all later calls see what
-    // follows a reset; the error that it leaves (EPIPE after FIN, tcp_reset()) is replaced by the
-    // one that fits.
-    (void)os::send(fd, &byte, 1, MSG_DONTWAIT | MSG_NOSIGNAL);
-    (void)os::getsockopt_int(fd, SOL_SOCKET, SO_ERROR);
-    s.error.store(ECONNRESET, std::memory_order_release);
-  }
-  s.channel->tx_set_replayed();
-  finish_tx_locked(s);
-}
-
-void fail_stream(Stream& s, Reason reason) noexcept {
-  count_refusal(reason);
-  RSOCK_LOG(kError, "fd %d: %s: connection reset", s.fd.load(std::memory_order_relaxed), reason);
-  const int fd = s.fd.load(std::memory_order_relaxed);
-  s.error.store(ECONNRESET, std::memory_order_release);
-  s.pinned.store(true, std::memory_order_relaxed);
-  {
-    MutexLock tx(s.tx.mutex);
-    if (s.tx.state != TxState::kKernel) finish_tx_locked(s);
-    s.tx.ring_done = true;
-    s.tx.lied = false;
-  }
-  {
-    MutexLock rx(s.rx.mutex);
-    if (s.rx.state != RxState::kKernel) finish_rx_locked(s);
-    s.rx.ring_done = true;
-    s.rx.await_replay.store(false, std::memory_order_relaxed);
-  }
-  // The bytes that remain on TCP continue nothing: nobody may read them as if they did. Connecting
-  // to AF_UNSPEC aborts: RST to the peer, queues purged (net/ipv4/tcp.c, tcp_disconnect).
-  sockaddr none{};
-  none.sa_family = AF_UNSPEC;
-  (void)os::connect(fd, &none, sizeof(none));
   maybe_detach(s);
   wake_waiters(s);
 }

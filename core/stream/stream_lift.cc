@@ -9,6 +9,7 @@
 #include "core/base/config.h"
 #include "core/base/log.h"
 #include "core/os/os.h"
+#include "core/stream/deadline.h"
 #include "core/stream/holders.h"
 #include "core/stream/keeper.h"
 #include "core/stream/moves.h"
@@ -59,13 +60,11 @@ void read_options(Stream& s, int fd) noexcept {
   timeval tv{};
   socklen_t len = sizeof(tv);
   if (os::getsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &tv, &len)) {
-    s.rcv_timeout_ns.store(tv.tv_sec * 1'000'000'000LL + tv.tv_usec * 1000LL,
-                           std::memory_order_relaxed);
+    s.rcv_timeout_ns.store(socket_timeout_ns(tv), std::memory_order_relaxed);
   }
   len = sizeof(tv);
   if (os::getsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &tv, &len)) {
-    s.snd_timeout_ns.store(tv.tv_sec * 1'000'000'000LL + tv.tv_usec * 1000LL,
-                           std::memory_order_relaxed);
+    s.snd_timeout_ns.store(socket_timeout_ns(tv), std::memory_order_relaxed);
   }
 }
 
@@ -75,10 +74,24 @@ bool has_cookie(int fd, uint64_t cookie) noexcept {
   return os::getsockopt(fd, SOL_SOCKET, SO_COOKIE, &now, &len) && now == cookie;
 }
 
+/// The peer's word that it is ready comes with a kick, which may be lost; then nobody else would
+/// look and the stream would stay on TCP. Traffic that is still there looks itself, now and then.
+void look_for_ready(Stream& s) noexcept {
+  if ((s.calls.fetch_add(1, std::memory_order_relaxed) & 15) != 0 || !s.tx.mutex.try_lock()) return;
+  if (s.channel && s.tx.state == TxState::kKernel && !s.tx.ring_done && !s.tx.shut &&
+      s.channel->tx_peer_ready()) {
+    s.tx_wanted.store(true, std::memory_order_release);  // whoever leaves the kernel last switches
+  }
+  s.tx.mutex.unlock();
+}
+
 }  // namespace
 
 void note_traffic(Stream& s) noexcept {
-  if (s.lift_asked.load(std::memory_order_relaxed)) return;
+  if (s.lift_asked.load(std::memory_order_relaxed)) {
+    if (s.has_channel.load(std::memory_order_relaxed)) look_for_ready(s);
+    return;
+  }
   const uint32_t calls = s.calls.fetch_add(1, std::memory_order_relaxed) + 1;
   const Config& c = config();
   if (calls < c.lift_calls &&

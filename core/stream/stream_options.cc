@@ -9,6 +9,7 @@
 #include "core/base/config.h"
 #include "core/base/log.h"
 #include "core/os/os.h"
+#include "core/stream/hand_over.h"
 #include "core/stream/moves.h"
 #include "core/stream/socket_ops.h"
 
@@ -32,8 +33,26 @@ void track(int fd, bool nonblocking, bool connected_here) noexcept {
 
 int64_t timeval_ns(const void* value, socklen_t len) noexcept {
   if (value == nullptr || len < sizeof(timeval)) return 0;
-  const auto* tv = static_cast<const timeval*>(value);
-  return tv->tv_sec * 1'000'000'000LL + tv->tv_usec * 1000LL;
+  return socket_timeout_ns(*static_cast<const timeval*>(value));
+}
+
+/// A signal handler interrupted this very thread inside one of the stream's locks.
+bool in_the_middle(const Stream& s) noexcept {
+  return s.tx.mutex.held_by_me() || s.rx.mutex.held_by_me();
+}
+
+/// Under both locks: attach() reads the kernel's flag under them, and what it read is older.
+void note_nonblocking(Stream& s, bool nonblocking) noexcept RSOCK_NO_TSA {
+  const bool lock = !in_the_middle(s);
+  if (lock) {
+    s.tx.mutex.lock();
+    s.rx.mutex.lock();
+  }
+  s.nonblocking.store(nonblocking, std::memory_order_relaxed);
+  if (lock) {
+    s.rx.mutex.unlock();
+    s.tx.mutex.unlock();
+  }
 }
 
 /// Options whose effect we do not reproduce on a channel: their user gets the kernel's stream.
@@ -147,10 +166,10 @@ void on_dup(int fd, int copy) noexcept {
 long ioctl(Stream& s, int fd, unsigned long request, void* arg, KernelCall kernel) {
   if (request == FIONBIO) {
     const long r = kernel();
-    if (r >= 0) s.nonblocking.store(*static_cast<int*>(arg) != 0, std::memory_order_relaxed);
+    if (r >= 0) note_nonblocking(s, *static_cast<int*>(arg) != 0);
     return r;
   }
-  if (request == FIOASYNC) pin_to_tcp(fd, "O_ASYNC");
+  if (request == FIOASYNC) pin_to_tcp(fd, "O_ASYNC", false);
   if (!s.has_channel.load(std::memory_order_acquire)) return kernel();
   if (request != SIOCINQ && request != SIOCOUTQ) return kernel();
   const long r = kernel();  // checks the argument's address for us
@@ -172,8 +191,10 @@ long getsockopt(Stream& s, int fd, int level, int name, void* value, socklen_t* 
 
 long setsockopt(Stream& s, int fd, int level, int name, const void* value, socklen_t len,
                 KernelCall kernel) {
-  if (const Reason reason = pins(level, name, value, len); reason != nullptr)
-    pin_to_tcp(fd, reason);
+  if (const Reason reason = pins(level, name, value, len); reason != nullptr) {
+    // Of the options only these change what the kernel makes of the bytes that we still send.
+    pin_to_tcp(fd, reason, level == IPPROTO_TCP && (name == TCP_ULP || name == TCP_REPAIR));
+  }
   const long r = kernel();
   if (r != 0 || level != SOL_SOCKET) return r;
   if (name == SO_RCVTIMEO) {
@@ -185,17 +206,38 @@ long setsockopt(Stream& s, int fd, int level, int name, const void* value, sockl
 }
 
 void on_set_flags(Stream& s, int flags) noexcept {
-  s.nonblocking.store((flags & O_NONBLOCK) != 0, std::memory_order_relaxed);
+  note_nonblocking(s, (flags & O_NONBLOCK) != 0);
   // SIGIO is the kernel's to send.
-  if ((flags & O_ASYNC) != 0) pin_to_tcp(s.fd.load(std::memory_order_relaxed), "O_ASYNC");
+  if ((flags & O_ASYNC) != 0) pin_to_tcp(s.fd.load(std::memory_order_relaxed), "O_ASYNC", false);
 }
 
-void pin_to_tcp(int fd, const char* reason) noexcept {
+bool pin(Stream& s, Reason reason) noexcept RSOCK_NO_TSA {
+  const bool lock = !in_the_middle(s);
+  if (lock) {
+    s.tx.mutex.lock();
+    s.rx.mutex.lock();
+  }
+  s.pinned.store(true, std::memory_order_release);
+  s.not_lifted.store(reason, std::memory_order_relaxed);
+  const bool channel = s.channel != nullptr;
+  if (lock) {
+    s.rx.mutex.unlock();
+    s.tx.mutex.unlock();
+  }
+  return channel && lock;  // in the middle of a call of its own thread nothing can be moved
+}
+
+bool pin_to_tcp(int fd, const char* reason, bool will_send) noexcept {
   Stream* s = FdTable::stream(fd);
-  if (s == nullptr) return;
-  s->pinned.store(true, std::memory_order_release);
-  s->not_lifted.store(reason, std::memory_order_relaxed);
-  (void)set_down_and_wait(*s, reason);
+  if (s == nullptr || !pin(*s, reason)) return true;
+  // What the call sends must come behind our replay. That waits for the peer to read, as a send
+  // would: with its limits, and not at all without blocking.
+  const bool wait = will_send && !s->nonblocking.load(std::memory_order_relaxed);
+  const Patience patience{
+      Deadline::after_ns(kHandOverNs),
+      wait ? Deadline::from_option(s->snd_timeout_ns.load(std::memory_order_relaxed))
+           : Deadline::after_ns(0)};
+  return set_down_and_wait(*s, reason, patience) != HandOver::kOurs;
 }
 
 void pin_passed_descriptors(const msghdr* msg) noexcept {

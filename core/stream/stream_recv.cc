@@ -1,5 +1,6 @@
 // Receiving: the kernel while the gate is open, else TCP up to N, then the ring.
 
+#include <linux/sockios.h>
 #include <poll.h>
 #include <sys/ioctl.h>
 
@@ -16,147 +17,6 @@ namespace rsock::stream {
 namespace {
 
 constexpr int kKernelOnlyFlags = MSG_OOB | MSG_ERRQUEUE;
-
-/// The peer's process ended without a word in the channel; what it left unread decides what that
-/// means.
-constexpr long kPeerDied = kRetryInKernel + 2;
-/// Between the steps: the state changed, take the step that fits it now.
-constexpr long kLookAgain = kRetryInKernel + 1;
-
-/// TCP is at its end or failed, or has bytes it should not have. Called with an empty ring.
-long probe_tcp_locked(Stream& s, int fd) noexcept {
-  char byte;
-  const auto seen = os::recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
-  if (seen && *seen == 0) return 0;
-  if (!seen) {
-    if (seen.error() == EAGAIN) {
-      s.tcp_event.store(false, std::memory_order_relaxed);
-      return -EAGAIN;
-    }
-    return -value(seen.error());
-  }
-  return 1;
-}
-
-void count_ring_locked(Stream& s, size_t got) noexcept RSOCK_REQUIRES(s.rx.mutex) {
-  count_managed(s.rx.offset, got);
-  s.rx.off_tcp += got;
-  count_managed(s.received[static_cast<int>(s.channel->kind())], got);
-}
-
-long read_ring_locked(Stream& s, const iovec* iov, size_t n, size_t skip, size_t limit,
-                      int flags) noexcept {
-  const bool peek = (flags & MSG_PEEK) != 0;
-  // MSG_TRUNC on TCP discards instead of copying (tcp(7)).
-  const size_t got = (flags & MSG_TRUNC) != 0 && !peek
-                         ? s.channel->rx_discard(limit)
-                         : s.channel->rx_read(iov, n, skip, limit, peek);
-  if (got != 0 && !peek) count_ring_locked(s, got);
-  return static_cast<long>(got);
-}
-
-long ring_step_locked(Stream& s, int fd, const iovec* iov, size_t n, size_t skip, size_t limit,
-                      int flags) noexcept RSOCK_REQUIRES(s.rx.mutex) {
-  Channel& ch = *s.channel;
-  if (limit == 0) return ch.rx_available() != 0 ? 0 : -EAGAIN;
-  long got = read_ring_locked(s, iov, n, skip, limit, flags);
-  if (got != 0) return got;
-  if (ch.rx_failed()) return -EPROTO;
-  // Empty. Each of these was set after the last byte that it speaks of was published, so one more
-  // look at the ring after reading it finds that byte.
-  const Turn turn = ch.rx_turn();
-  const bool event = s.tcp_event.load(std::memory_order_acquire);
-  const bool gone = s.peer_gone.load(std::memory_order_acquire);
-  if (turn.kind == TurnKind::kOpen && !event && !gone && !s.rx.shut) return -EAGAIN;
-  if (turn.kind == TurnKind::kFrozen) {  // recalled by the sender: TCP goes on from here
-    leave_ring_locked(s, turn.kind);
-    return kRetryInKernel;
-  }
-  got = read_ring_locked(s, iov, n, skip, limit, flags);
-  if (got != 0) return got;
-  if (turn.kind == TurnKind::kEnded || gone) {
-    // Drained. Ended: FIN follows on TCP. Gone: the peer let go of the channel with the direction
-    // open, so nothing more can come on it (it died, or became another program). Either way the
-    // kernel knows.
-    if (ch.rx_failed()) return -EPROTO;
-    leave_ring_locked(s, turn.kind);
-    return kRetryInKernel;
-  }
-  if (s.rx.shut) return 0;
-  const long probed = probe_tcp_locked(s, fd);
-  if (probed == 0) {
-    // FIN without a word in the channel: the peer was killed, or the program exits this instant.
-    // What it published before is visible now.
-    got = read_ring_locked(s, iov, n, skip, limit, flags);
-    return got != 0 ? got : (ch.rx_turn().kind == TurnKind::kOpen ? kPeerDied : kLookAgain);
-  }
-  if (probed < 0) return probed;
-  // Bytes on TCP while the ring is open: the direction was turned just now, or somebody writes to
-  // the connection behind both libraries.
-  return ch.rx_turn().kind == TurnKind::kOpen ? -EPROTO : kLookAgain;
-}
-
-/// How many bytes of the TCP stream may be read without passing the switch. 0: none now. The order
-/// of the loads is the proof (PROTOCOL.md): what is queued before `start` is still unset lies
-/// before N; a turn that is seen before an unset start means that there will never be one.
-size_t tcp_allowance_locked(Stream& s, int fd, bool* never) noexcept RSOCK_REQUIRES(s.rx.mutex) {
-  Channel& ch = *s.channel;
-  const auto queued = os::ioctl_int(fd, FIONREAD);
-  std::atomic_thread_fence(std::memory_order_seq_cst);
-  const bool turned = ch.rx_turn().kind != TurnKind::kOpen;
-  const auto start = ch.rx_start();
-  const uint64_t at = s.rx.offset.load(std::memory_order_relaxed);
-  if (start) return *start - at;
-  *never = turned;
-  return queued ? static_cast<size_t>(*queued) : 0;
-}
-
-long tcp_step_locked(Stream& s, int fd, const iovec* iov, size_t n, size_t skip, size_t limit,
-                     int flags) noexcept RSOCK_REQUIRES(s.rx.mutex) {
-  Channel& ch = *s.channel;
-  for (;;) {
-    if (const auto start = ch.rx_start()) {
-      const uint64_t at = s.rx.offset.load(std::memory_order_relaxed);
-      if (at > *start) return -EPROTO;
-      if (at == *start) {
-        s.rx.state = RxState::kRing;
-        return kLookAgain;
-      }
-    }
-    bool never = false;
-    const size_t allowed = tcp_allowance_locked(s, fd, &never);
-    if (never) {
-      leave_ring_locked(s, TurnKind::kFrozen);
-      return kRetryInKernel;
-    }
-    if (allowed == 0) {
-      // Nothing queued: empty, or at its end, or failed.
-      const long probed = probe_tcp_locked(s, fd);
-      if (probed > 0 || ch.rx_start()) continue;
-      if (probed == -EAGAIN && s.rx.shut) return 0;
-      if (probed <= 0) {
-        if (ch.rx_turn().kind != TurnKind::kOpen) continue;
-        return probed;
-      }
-    }
-    const bool known = ch.rx_start().has_value();
-    iovec slice[kIovBatch];
-    msghdr msg{};
-    msg.msg_iov = slice;
-    msg.msg_iovlen = iov_slice(iov, n, skip, std::min(limit, allowed), slice, kIovBatch);
-    const auto got = os::recvmsg(fd, &msg, (flags & ~MSG_WAITALL) | MSG_DONTWAIT);
-    if (!got) {
-      if (got.error() == EAGAIN && s.rx.shut) return 0;
-      return -value(got.error());
-    }
-    if (*got == 0) return limit == 0 || !known || s.rx.shut ? 0 : -ECONNRESET;  // an end before N
-    if ((flags & MSG_PEEK) == 0) {
-      s.rx.offset.fetch_add(*got, std::memory_order_relaxed);
-      s.received[0].fetch_add(*got, std::memory_order_relaxed);
-    }
-    return static_cast<long>(*got);
-  }
-}
 
 /// Sleeps until something may have changed. Called with the lock held, returns with it held.
 long sleep_for_bytes(Stream& s, int fd, Deadline deadline, const iovec* iov, size_t n, size_t skip,
@@ -198,17 +58,26 @@ long wait_locked(Stream& s, int fd, Deadline deadline, const iovec* iov, size_t 
   return result;
 }
 
-/// MSG_PEEK | MSG_WAITALL found `have` of `want` bytes: waits for more. False: this is all there
-/// will be.
-bool wait_for_more_locked(Stream& s, size_t have, size_t want, Deadline deadline) noexcept
-    RSOCK_REQUIRES(s.rx.mutex) {
-  if (s.rx.state != RxState::kRing || have >= want || have >= s.channel->capacity()) return false;
+/// FIN or RST has come: what TCP holds is all that it will hold.
+bool tcp_is_over(int fd) noexcept {
+  pollfd p{fd, POLLRDHUP, 0};
+  timespec now{0, 0};
+  const auto r = os::ppoll(&p, 1, &now, nullptr, 0);
+  return r && *r > 0;
+}
+
+/// MSG_PEEK | MSG_WAITALL found `have` bytes of `want` pieces: waits for more. False: this is all
+/// there will be.
+bool wait_for_more_locked(Stream& s, int fd, const iovec* iov, size_t n, size_t have, size_t want,
+                          int flags, Deadline deadline) noexcept RSOCK_REQUIRES(s.rx.mutex) {
+  if (s.rx.state == RxState::kKernel || have >= want) return false;
+  if (s.rx.state == RxState::kRing && have >= s.channel->capacity()) return false;
   std::shared_ptr<Channel> ch = s.channel;
   const uint32_t bell = ch->rx_bell();
   ch->rx_arm(transport::Sleep::kFutex);
-  if (ch->rx_available() > have) return true;
-  if (ch->rx_turn().kind != TurnKind::kOpen || s.tcp_event.load(std::memory_order_acquire) ||
-      s.rx.shut) {
+  if (rx_try_locked(s, fd, iov, n, 0, want, flags) != static_cast<long>(have)) return true;
+  if (s.channel != ch || s.rx.shut || s.peer_gone.load(std::memory_order_acquire) ||
+      ch->rx_turn().kind != TurnKind::kOpen || tcp_is_over(fd)) {
     return false;
   }
   timespec storage;
@@ -217,7 +86,7 @@ bool wait_for_more_locked(Stream& s, size_t have, size_t want, Deadline deadline
   const auto slept = ch->rx_sleep(bell, timeout);
   ch.reset();
   s.rx.mutex.lock();
-  return slept.has_value() && s.rx.state == RxState::kRing;
+  return slept.has_value() && s.rx.state != RxState::kKernel;
 }
 
 /// The managed half of recv(): loops over attempts and waits.
@@ -243,7 +112,7 @@ long recv_managed(Stream& s, int fd, const iovec* iov, size_t n, size_t total, s
     }
     if (got <= 0) return *done != 0 ? static_cast<long>(*done) : got;
     if ((flags & MSG_PEEK) != 0 && (flags & MSG_WAITALL) != 0 && blocking &&
-        wait_for_more_locked(s, static_cast<size_t>(got), total, deadline)) {
+        wait_for_more_locked(s, fd, iov, n, static_cast<size_t>(got), total, flags, deadline)) {
       continue;
     }
     *done += static_cast<size_t>(got);
@@ -253,15 +122,31 @@ long recv_managed(Stream& s, int fd, const iovec* iov, size_t n, size_t total, s
   }
 }
 
+/// A call that gave 0 met the end of the kernel's stream: it was not for no bytes, and not the
+/// program that shut its own side.
+bool met_the_end(Stream& s) noexcept {
+  {
+    MutexLock lock(s.rx.mutex);
+    if (s.rx.shut) return false;
+  }
+  const int fd = s.fd.load(std::memory_order_relaxed);
+  if (!tcp_is_over(fd)) return false;
+  const auto queued = os::ioctl_int(fd, SIOCINQ);
+  return !queued || *queued == 0;
+}
+
 /// The kernel half; what a clean end means when a replay is still owed to us. It is clean only if
 /// TCP gave everything that the sender had published (D10).
 long judge_kernel_end(Stream& s, long r) noexcept {
-  if (r == 0 && s.peer_gone.load(std::memory_order_acquire) &&
-      !s.rx.fin_seen.load(std::memory_order_relaxed)) {
+  const bool died =
+      s.peer_gone.load(std::memory_order_acquire) && !s.rx.fin_seen.load(std::memory_order_relaxed);
+  const bool owed = s.rx.await_replay.load(std::memory_order_acquire);
+  if (r != 0 || (!died && !owed) || !met_the_end(s)) return r;
+  if (died) {
     judge_unread(s);
     if (const int e = take_error(s); e != 0) return -e;
   }
-  if (r != 0 || !s.rx.await_replay.load(std::memory_order_acquire)) return r;
+  if (!owed) return 0;
   MutexLock lock(s.rx.mutex);
   if (!s.channel || s.channel->rx_replayed()) return 0;
   const auto start = s.channel->rx_start();
@@ -269,6 +154,14 @@ long judge_kernel_end(Stream& s, long r) noexcept {
   if (!start || at >= *start + s.channel->rx_published()) return 0;
   s.rx.await_replay.store(false, std::memory_order_relaxed);
   return -ECONNRESET;
+}
+
+/// An error that is owed to the program, if it is its turn: queued bytes come before it, and after
+/// FIN the end does (SOCK_DONE; tcp_recvmsg_locked() looks at its queue first of all).
+int error_before_bytes(Stream& s) noexcept {
+  if (s.rx.fin_seen.load(std::memory_order_relaxed)) return 0;
+  const auto queued = os::ioctl_int(s.fd.load(std::memory_order_relaxed), SIOCINQ);
+  return queued && *queued > 0 ? 0 : take_error(s);
 }
 
 long count_received(Stream& s, long r, int flags) noexcept {
@@ -292,29 +185,6 @@ long recv_rest_in_kernel(Stream& s, int fd, const iovec* iov, size_t n, size_t t
   return static_cast<long>(done) + count_received(s, static_cast<long>(*got), flags);
 }
 
-}  // namespace
-
-long rx_try_locked(Stream& s, int fd, const iovec* iov, size_t n, size_t skip, size_t limit,
-                   int flags) noexcept {
-  for (;;) {
-    long got = 0;
-    switch (s.rx.state) {
-      case RxState::kKernel:
-        return kRetryInKernel;
-      case RxState::kTcp:
-        got = tcp_step_locked(s, fd, iov, n, skip, limit, flags);
-        break;
-      case RxState::kRing:
-        got = ring_step_locked(s, fd, iov, n, skip, limit, flags);
-        break;
-    }
-    if (got == kLookAgain) continue;
-    return got;
-  }
-}
-
-namespace {
-
 /// Leaving the kernel, the last one tries what had to wait for it.
 struct AfterRecv {
   Stream& s;
@@ -330,9 +200,8 @@ std::optional<long> recv_by_kernel(Stream& s, int flags, KernelCall kernel) {
   if (const int e = strict_error(s); __builtin_expect(e != 0, 0)) return -e;
   if (!s.rx.gate.enter()) return std::nullopt;
   GateVisit visit(s.rx.gate, AfterRecv{s});
-  // After FIN the end comes before any error (SOCK_DONE in tcp_recvmsg_locked()).
-  if (!s.rx.fin_seen.load(std::memory_order_relaxed)) {
-    if (const int e = take_error(s); __builtin_expect(e != 0, 0)) return -e;
+  if (__builtin_expect(s.error.load(std::memory_order_relaxed) != 0, 0)) {
+    if (const int e = error_before_bytes(s); e != 0) return -e;
   }
   return count_received(s, judge_kernel_end(s, kernel()), flags);
 }
@@ -345,7 +214,7 @@ size_t recv_short(Stream& s, void* to, size_t n, int flags) noexcept {
   // What recv_managed() asks before it reads.
   if (s.rx.state == RxState::kRing && !s.closed.load(std::memory_order_relaxed)) {
     got = s.channel->rx_take(to, n);
-    if (got != 0) count_ring_locked(s, got);
+    if (got != 0) count_taken_locked(s, got);
   }
   s.rx.mutex.unlock();
   return got;
@@ -353,7 +222,7 @@ size_t recv_short(Stream& s, void* to, size_t n, int flags) noexcept {
 
 long recv(Stream& s, int fd, const iovec* iov, size_t n, int flags, KernelCall kernel) {
   if (__builtin_expect((flags & kKernelOnlyFlags) != 0, 0)) {
-    if ((flags & MSG_OOB) != 0) pin_to_tcp(fd, "MSG_OOB");
+    if ((flags & MSG_OOB) != 0) pin_to_tcp(fd, "MSG_OOB", false);
     return kernel();
   }
   size_t done = 0;

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 
 #include "core/os/os.h"
+#include "core/stream/bounce_buffer.h"
 #include "core/stream/deadline.h"
 #include "core/stream/iov.h"
 #include "core/stream/moves.h"
@@ -92,6 +93,10 @@ Step send_managed(Stream& s, const iovec* iov, size_t n, size_t total, size_t* d
   for (;;) {
     if (!s.owned_by(generation) || s.closed.load(std::memory_order_relaxed)) {
       *error = -EBADF;
+      return Step::kError;
+    }
+    if (s.tx.barred) {  // the parent's replay has a place in the stream, ours would have none
+      *error = -ECONNRESET;
       return Step::kError;
     }
     // After FIN the kernel knows what to say (EPIPE and SIGPIPE).
@@ -200,7 +205,7 @@ size_t send_short(Stream& s, const void* from, size_t n, int flags) noexcept {
 
 long send(Stream& s, int fd, const iovec* iov, size_t n, int flags, KernelCall kernel) {
   if (__builtin_expect((flags & MSG_OOB) != 0, 0)) {
-    pin_to_tcp(fd, "MSG_OOB");
+    if (!pin_to_tcp(fd, "MSG_OOB")) return -EAGAIN;
     return kernel();
   }
   size_t done = 0;
@@ -240,9 +245,8 @@ long send(Stream& s, int fd, const iovec* iov, size_t n, int flags, KernelCall k
 namespace {
 
 /// Copies a piece of the file through a buffer into the stream. Used while the stream is lifted.
-long sendfile_piece(Stream& s, int fd, int in_fd, off_t* offset, size_t want) {
-  alignas(64) char buffer[64 * 1024];
-  if (want > sizeof(buffer)) want = sizeof(buffer);
+long sendfile_piece(Stream& s, int fd, int in_fd, off_t* offset, size_t want, void* buffer) {
+  if (want > BounceBuffer::kSize) want = BounceBuffer::kSize;
   const auto got = os::pread(in_fd, buffer, want, *offset);
   if (!got) return -value(got.error());
   if (*got == 0) return 0;
@@ -265,17 +269,19 @@ long sendfile(Stream& s, int fd, int in_fd, off_t* offset, size_t count, KernelC
   } else {
     const auto position = os::lseek(in_fd, 0, SEEK_CUR);
     if (!position) {  // not seekable: only the kernel can move it
-      pin_to_tcp(fd, "sendfile from a pipe");
+      if (!pin_to_tcp(fd, "sendfile from a pipe")) return -EAGAIN;
       return kernel();
     }
     at = *position;
   }
   constexpr size_t kMax = 0x7ffff000;  // sendfile(2): at most this many bytes a call
   if (count > kMax) count = kMax;
+  const BounceBuffer buffer;
+  if (buffer.data() == nullptr) return -ENOMEM;
   size_t done = 0;
   long error = 0;
   while (done < count) {
-    const long r = sendfile_piece(s, fd, in_fd, &at, count - done);
+    const long r = sendfile_piece(s, fd, in_fd, &at, count - done, buffer.data());
     if (r <= 0) {
       error = r;
       break;

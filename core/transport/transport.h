@@ -24,7 +24,7 @@
 //  winner.
 //  3. Once frozen at X the receiver delivers nothing beyond X from the channel (a release that
 //  meets the
-//     seal fails and its bytes do not count); the sender still holds [X, tail): tx_copy_unread().
+//     seal fails and its bytes do not count); the sender still holds [X, tail): tx_unread_spans().
 //  4. A byte is visible to the receiver only when its tail covers it: trust the tail, never the
 //  bytes.
 //  5. Wake-ups are not lost: if arm is followed by a check that finds nothing, then whatever is
@@ -83,9 +83,11 @@ class Channel {
   virtual uint64_t tx_unread() noexcept = 0;
   /// Bytes published since the channel began.
   virtual uint64_t tx_tail() noexcept = 0;
-  /// Copies bytes [from, from + n) out of the sender's own ring, for a replay. `from + n <= tail`
-  /// and `tail - from <= capacity` are the caller's promise. Returns n.
-  virtual size_t tx_copy_unread(uint64_t from, void* to, size_t n) noexcept = 0;
+  /// Where bytes [from, from + n) lie in the sender's own ring, for a replay: one span, or two where
+  /// the ring ends. They stay valid until the next tx_write(); the peer can write there, so they are
+  /// for the kernel to copy, never to be believed. `from + n <= tail` and `tail - from <= capacity`
+  /// are checked: otherwise 0. Returns the spans used.
+  virtual size_t tx_unread_spans(uint64_t from, size_t n, iovec spans[2]) noexcept = 0;
   /// A word of the peer was impossible; the direction is unusable.
   virtual bool tx_failed() const noexcept = 0;
 
@@ -135,10 +137,12 @@ class Channel {
 
   // --- waiting
   // --------------------------------------------------------------------------------------
-  /// Value of the bell; read it BEFORE the last check, hand it to rx_sleep(). Any thread.
+  /// Value of the bell. The order is bell, arm, check, sleep: whoever arms before reading the bell
+  /// loses a ring in between (it disarms him, and he takes its bump for old). Any thread.
   virtual uint32_t rx_bell() noexcept = 0;
   virtual uint32_t tx_bell() noexcept = 0;
-  /// Announces a sleeper. The caller checks once more afterwards, then sleeps. Any thread.
+  /// Announces a sleeper, after reading the bell. The caller checks once more, then sleeps. Any
+  /// thread.
   virtual void rx_arm(Sleep how) noexcept = 0;
   virtual void tx_arm(Sleep how) noexcept = 0;
   /// Sleeps until the bell differs from `seen`. Errors: EINTR, ETIMEDOUT; timeout null: for ever,
@@ -149,12 +153,16 @@ class Channel {
   virtual void wake_local() noexcept = 0;
   /// Wakes the peer's sleepers of both directions, unconditionally. Any thread.
   virtual void wake_peer() noexcept = 0;
-  /// The doorbell: readable after a ring for a Sleep::kDoorbell; POLLHUP once the peer has let go
-  /// of the channel. -1 never. Any thread.
+  /// The doorbell: readable after a ring for a Sleep::kDoorbell; POLLRDHUP once the peer has let
+  /// go of the channel. -1 never. Any thread.
   virtual int wait_fd() const noexcept = 0;
   /// Takes all rings out of wait_fd(). Any thread; a ring that comes later is kept. True: there were some. The
   /// doorbell is one for all who sleep on this end, whatever for: whoever takes rings out tells the others.
   virtual bool drain_wait_fd() noexcept = 0;
+  /// Hangs up the doorbell for the peer now, although references to the channel may remain: in a
+  /// thread that still sleeps, in one that left its call by siglongjmp, in a forked child. What this
+  /// end consumed is final from here on; what it published stays readable. tx and rx locks held.
+  virtual void let_go() noexcept = 0;
 
  protected:
   Channel() = default;

@@ -3,6 +3,7 @@
 #include <thread>
 
 #include "core/base/clock.h"
+#include "core/stream/hand_over.h"
 #include "tests/poll/epoll.h"
 
 namespace rsock {

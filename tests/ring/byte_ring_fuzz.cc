@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/ring/byte_ring.h"
+#include "tests/ring/copy_unread.h"
 
 using namespace rsock::ring;
 
@@ -75,7 +76,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         require(reader.discard(n) <= n);
         break;
       case 6:
-        require(writer.copy_unread(s.word(writer.tail()), buffer.data(), n) <= n);
+        require(rsock::ring::copy_unread(writer, s.word(writer.tail()), buffer.data(), n) <= n);
         break;
       case 7:
         tail.store(s.word(reader.head()));

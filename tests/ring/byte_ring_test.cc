@@ -9,6 +9,8 @@
 #include <thread>
 #include <vector>
 
+#include "tests/ring/copy_unread.h"
+
 namespace rsock::ring {
 namespace {
 
@@ -117,7 +119,7 @@ TEST(ByteRing, CopiesUnreadBytesOutAgainAcrossTheEdge) {
   r.read(50);
   r.write("0123456789abcdefghijklmnop");
   std::string s(20, '\0');
-  EXPECT_EQ(r.writer.copy_unread(53, s.data(), 20), 20u);
+  EXPECT_EQ(ring::copy_unread(r.writer, 53, s.data(), 20), 20u);
   EXPECT_EQ(s, "3456789abcdefghijklm");
 }
 
@@ -128,11 +130,11 @@ TEST(ByteRing, CopiesNothingFromOutsideTheLastCapacityBytes) {
     r.read(50);
   }
   char c;
-  EXPECT_EQ(r.writer.copy_unread(151, &c, 1), 0u);         // beyond the tail
-  EXPECT_EQ(r.writer.copy_unread(149, &c, 2), 0u);         // runs beyond the tail
-  EXPECT_EQ(r.writer.copy_unread(85, &c, 1), 0u);          // overwritten since
-  EXPECT_EQ(r.writer.copy_unread(UINT64_MAX, &c, 2), 0u);  // wraps around the numbers
-  EXPECT_EQ(r.writer.copy_unread(86, &c, 1), 1u);
+  EXPECT_EQ(ring::copy_unread(r.writer, 151, &c, 1), 0u);         // beyond the tail
+  EXPECT_EQ(ring::copy_unread(r.writer, 149, &c, 2), 0u);         // runs beyond the tail
+  EXPECT_EQ(ring::copy_unread(r.writer, 85, &c, 1), 0u);          // overwritten since
+  EXPECT_EQ(ring::copy_unread(r.writer, UINT64_MAX, &c, 2), 0u);  // wraps around the numbers
+  EXPECT_EQ(ring::copy_unread(r.writer, 86, &c, 1), 1u);
 }
 
 // --- hostile words

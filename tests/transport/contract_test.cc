@@ -1,6 +1,7 @@
 // What transport.h promises about bytes and control words, on every backend that runs here.
 
 #include <gtest/gtest.h>
+#include <poll.h>
 
 #include <atomic>
 #include <random>
@@ -8,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "tests/ring/copy_unread.h"
 #include "tests/transport/contract.h"
 
 namespace rsock::transport {
@@ -150,7 +152,7 @@ TEST_P(Contract, AFrozenDirectionGivesNothingAndKeepsItsRestForTheSender) {
   // Bytes that the sender still wrote before it looked are part of what it replays.
   EXPECT_EQ(write(a_, "gh", 2), 2u);
   std::string rest(a_.tx_tail() - 2, '\0');
-  EXPECT_EQ(a_.tx_copy_unread(2, rest.data(), rest.size()), rest.size());
+  EXPECT_EQ(ring::tx_copy_unread(a_, 2, rest.data(), rest.size()), rest.size());
   EXPECT_EQ(rest, "cdefgh");
 }
 
@@ -166,8 +168,18 @@ TEST_P(Contract, ARecalledDirectionIsFrozenAtWhatWasDelivered) {
   EXPECT_EQ(b_.rx_freeze().kind, TurnKind::kFrozen);
   EXPECT_EQ(write(a_, "x", 1), 0u);
   char rest[2];
-  EXPECT_EQ(a_.tx_copy_unread(4, rest, 2), 2u);
+  EXPECT_EQ(ring::tx_copy_unread(a_, 4, rest, 2), 2u);
   EXPECT_EQ(std::string(rest, 2), "ef");
+}
+
+TEST_P(Contract, LettingGoHangsUpAtOnceWhoeverStillHoldsTheChannel) {
+  write(a_, "last", 4);
+  pollfd p{b_.wait_fd(), 0, 0};
+  EXPECT_EQ(::poll(&p, 1, 0), 0);
+  a_.let_go();  // and a_ lives on, as in a forked child or a thread that sleeps on its bell
+  EXPECT_EQ(::poll(&p, 1, 0), 1);
+  EXPECT_NE(p.revents & POLLHUP, 0);
+  EXPECT_EQ(read_string(b_, 99), "last");
 }
 
 TEST_P(Contract, TheSecondToTurnADirectionObeysTheFirst) {
@@ -225,7 +237,8 @@ TEST_P(Contract, ARecallDuringReadsSplitsTheStreamExactly) {
     reader.join();
     ASSERT_EQ(turn.at, got.size());
     got.resize(data.size());
-    ASSERT_EQ(pair.a->tx_copy_unread(turn.at, got.data() + turn.at, data.size() - turn.at),
+    ASSERT_EQ(ring::tx_copy_unread(*pair.a, turn.at, got.data() + turn.at,
+                                             data.size() - turn.at),
               data.size() - turn.at);
     ASSERT_EQ(got, data);
   }

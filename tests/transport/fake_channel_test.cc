@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/ring/copy_unread.h"
 #include "tests/transport/pairs.h"
 
 namespace rsock::transport {
@@ -99,7 +100,7 @@ TEST(FakeChannel, ControlWordsDieWithThePath) {
   EXPECT_EQ(f.a.tx_turn().kind, TurnKind::kOpen);
   EXPECT_EQ(f.a.tx_recall().at, 0u);
   char c[3];
-  EXPECT_EQ(f.a.tx_copy_unread(0, c, 3), 3u);
+  EXPECT_EQ(ring::tx_copy_unread(f.a, 0, c, 3), 3u);
 }
 
 TEST(FakeChannel, AFailureWakesSleepers) {

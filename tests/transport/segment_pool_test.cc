@@ -85,6 +85,17 @@ TEST_F(SegmentPool, WaitsForThePartnerToLetGo) {
   EXPECT_TRUE(take_segment(kRing, kPartner));
 }
 
+TEST_F(SegmentPool, LettingGoDoesNotLookAsIfThePartnerHad) {
+  Ends ends = fresh_ends();
+  ends.caller->let_go();
+  char byte;
+  EXPECT_EQ(recv(ends.callee->wait_fd(), &byte, 1, MSG_DONTWAIT), 0);
+  ends.caller.reset();
+  EXPECT_FALSE(take_segment(kRing, kPartner));
+  ends.callee->let_go();  // a sleeper may still hold it
+  EXPECT_TRUE(take_segment(kRing, kPartner));
+}
+
 TEST_F(SegmentPool, TellsThePartnerAtOnce) {
   Ends ends = fresh_ends();
   const int doorbell = ends.callee->wait_fd();

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/ring/copy_unread.h"
 #include "tests/transport/pairs.h"
 
 namespace rsock::transport {
@@ -88,7 +89,7 @@ TEST(ShmChannelHostile, AFreezeOutsideTheRingIsReportedAndCopiesNothing) {
   EXPECT_EQ(turn.kind, TurnKind::kFrozen);
   EXPECT_EQ(turn.at, 1000u);
   char c;
-  EXPECT_EQ(h.channel->tx_copy_unread(turn.at, &c, 1), 0u);
+  EXPECT_EQ(ring::tx_copy_unread(*h.channel, turn.at, &c, 1), 0u);
 }
 
 TEST(ShmChannelHostile, TheRingSizeInThePageIsNotReadAgain) {

@@ -262,8 +262,8 @@ class FakeChannel final : public Channel {
   }
   uint64_t tx_unread() noexcept override { return writer_.unread(); }
   uint64_t tx_tail() noexcept override { return writer_.tail(); }
-  size_t tx_copy_unread(uint64_t from, void* to, size_t n) noexcept override {
-    return writer_.copy_unread(from, to, n);
+  size_t tx_unread_spans(uint64_t from, size_t n, iovec spans[2]) noexcept override {
+    return writer_.unread_spans(from, n, spans);
   }
   bool tx_failed() const noexcept override { return link_->failed() || writer_.failed(); }
 
@@ -355,6 +355,7 @@ class FakeChannel final : public Channel {
     }
     return any;
   }
+  void let_go() noexcept override { (void)os::shutdown(doorbell_.get(), SHUT_RDWR); }
 
  private:
   static Result<void> sleep_on(const std::atomic<uint32_t>& bell, uint32_t seen,

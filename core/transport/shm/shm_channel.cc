@@ -291,6 +291,12 @@ void ShmChannel::wake_peer() noexcept {
   ring_doorbell();
 }
 
+void ShmChannel::let_go() noexcept {
+  // For the socket, not for our descriptor of it: copies hang up with it. Rings of ours that the
+  // peer has not taken out yet stay. Who will park the segment goes on listening for the peer's end.
+  (void)os::shutdown(doorbell_.get(), reuse_.memfd ? SHUT_WR : SHUT_RDWR);
+}
+
 bool ShmChannel::drain_wait_fd() noexcept {
   char rings[256];
   bool any = false;

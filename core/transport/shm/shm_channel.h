@@ -36,8 +36,8 @@ class ShmChannel final : public Channel {
   size_t tx_put(const void* from, size_t n) noexcept override;
   uint64_t tx_unread() noexcept override { return writer_.unread(); }
   uint64_t tx_tail() noexcept override { return writer_.tail(); }
-  size_t tx_copy_unread(uint64_t from, void* to, size_t n) noexcept override {
-    return writer_.copy_unread(from, to, n);
+  size_t tx_unread_spans(uint64_t from, size_t n, iovec spans[2]) noexcept override {
+    return writer_.unread_spans(from, n, spans);
   }
   bool tx_failed() const noexcept override { return writer_.failed(); }
 
@@ -73,6 +73,7 @@ class ShmChannel final : public Channel {
   void wake_peer() noexcept override;
   int wait_fd() const noexcept override { return doorbell_.get(); }
   bool drain_wait_fd() noexcept override;
+  void let_go() noexcept override;
 
  private:
   void populate_ahead(int index) noexcept;

@@ -37,6 +37,7 @@ Words w[GENS];
 bool s_done[GENS];      /* keepers tell at the next rendezvous: HELLO is refused (not now) until then */
 bool r_dead;            /* the kernel closed everything of it: RST, doorbell HUP */
 bool kill_s, kill_r;
+bool let_go[GENS];      /* R is done with the channel in an orderly way: its doorbell has hung up too */
 bool left;              /* UNSEEN: R dropped the channel, goes on with the kernel's stream */
 byte taken, given;
 
@@ -52,11 +53,18 @@ inline kernel_send(value) {
 inline replay() {
 #ifndef M_NO_REPLAY
   x = w[g].head;
+  replay_from_x()
+#else
+  w[g].replayed = true;
+  leave_tx()
+#endif
+}
+
+inline replay_from_x() {
   do
   :: x < w[g].tail -> kernel_send(w[g].ring[x % CAP]); x++
   :: else -> break
   od;
-#endif
   w[g].replayed = true;
   leave_tx()
 }
@@ -87,10 +95,17 @@ inline end_tx() {
   atomic { ended = !w[g].sealed; w[g].ended = ended };
 #endif
   if
-  /* R left before it could see the end: what it has not read is ours to replay. */
-#ifndef M_END_IGNORES_HUP
-  :: ended && (left || r_dead) -> replay()
-  :: ended && !left && !r_dead -> leave_tx()
+  /* R left before it could see the end: what it has not read is ours to replay. An R that drained the ring hangs
+   * up too, so the count is loaded after the hang-up is seen; then it is final. */
+#ifdef M_COUNT_BEFORE_HUP
+  :: ended -> x = w[g].head;
+     if
+     :: left || r_dead || let_go[g] -> replay_from_x()
+     :: !left && !r_dead && !let_go[g] -> leave_tx()
+     fi
+#elif !defined(M_END_IGNORES_HUP)
+  :: ended && (left || r_dead || let_go[g]) -> replay()
+  :: ended && !left && !r_dead && !let_go[g] -> leave_tx()
 #else
   :: ended -> leave_tx()
 #endif
@@ -161,7 +176,7 @@ inline take_ring() {
   }
 }
 
-inline leave_rx() { atomic { managed = false; looked = false; g++ } }
+inline leave_rx() { atomic { managed = false; looked = false; let_go[g] = true; g++ } }
 
 /* EOF of the kernel's stream was seen; start and tail are loaded after it. Raw bytes after a replay count
  * too, hence >=. */

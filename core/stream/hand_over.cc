@@ -1,0 +1,115 @@
+#include "core/stream/hand_over.h"
+
+#include <poll.h>
+
+#include <algorithm>
+
+#include "core/base/log.h"
+#include "core/os/os.h"
+#include "core/stream/fd_table.h"
+
+namespace rsock::stream {
+namespace {
+
+/// What still keeps the stream from being the kernel's alone.
+struct Owed {
+  bool ours = false;
+  bool theirs = false;
+};
+
+Owed owed(Stream& s) noexcept {
+  Owed o;
+  {
+    MutexLock lock(s.tx.mutex);
+    o.ours = s.tx.state == TxState::kReplay;
+  }
+  MutexLock lock(s.rx.mutex);
+  // A peer that is gone gives nothing any more.
+  o.theirs = s.channel && s.rx.await_replay.load(std::memory_order_relaxed) &&
+             !s.channel->rx_replayed() && !s.peer_gone.load(std::memory_order_acquire);
+  return o;
+}
+
+/// Grows: most waits are short, and a long one should cost nothing.
+class Nap {
+ public:
+  explicit Nap(long longest_ns) noexcept : longest_(longest_ns) {}
+  /// fd >= 0: room in TCP ends it.
+  void take(int fd) noexcept {
+    pollfd room{fd, POLLOUT, 0};
+    timespec t{0, now_};
+    (void)os::ppoll(&room, fd >= 0 ? 1 : 0, &t, nullptr, 0);
+    now_ = std::min(now_ * 5 / 4, longest_);
+  }
+
+ private:
+  long now_ = 100'000;
+  long longest_;
+};
+
+}  // namespace
+
+HandOver set_down_and_wait(Stream& s, Reason reason, const Patience& patience) noexcept {
+  if (!s.has_channel.load(std::memory_order_acquire)) return HandOver::kDone;
+  set_down(s, reason);
+  Nap nap(2'000'000);
+  for (;;) {
+    attend(s);
+    if (!s.has_channel.load(std::memory_order_acquire)) return HandOver::kDone;
+    const Owed o = owed(s);
+    if (!o.ours && !o.theirs) {
+      maybe_detach(s);  // the last word may have come after attend() looked
+      return s.has_channel.load(std::memory_order_acquire) ? HandOver::kBytesHere : HandOver::kDone;
+    }
+    const bool wait =
+        (o.ours && !patience.ours.passed()) || (o.theirs && !patience.theirs.passed());
+    if (!wait) {
+      RSOCK_LOG(kWarn, "fd %d: %s: %s", s.fd.load(std::memory_order_relaxed), reason,
+                o.ours ? "the peer does not read, our bytes are not out yet"
+                       : "the peer has not given back its bytes in time");
+      return o.ours ? HandOver::kOurs : HandOver::kTheirs;
+    }
+    nap.take(o.ours ? s.fd.load(std::memory_order_relaxed) : -1);
+  }
+}
+
+bool set_down_and_wait(Stream& s, Reason reason) noexcept {
+  return set_down_and_wait(s, reason, Patience::at_most(kHandOverNs)) == HandOver::kDone;
+}
+
+/// One try for every descriptor. The number of one that still has bytes to send, or -1.
+static int push_replays() noexcept {
+  int waiting = -1;
+  for (int fd = 0; fd <= FdTable::highest() && live_streams() != 0; ++fd) {
+    Stream* s = FdTable::stream(fd);
+    if (s == nullptr || !s->has_channel.load(std::memory_order_acquire)) continue;
+    // A signal handler that ends the process in the middle of a send: that stream is as it is.
+    if (s->tx.mutex.held_by_me() || s->rx.mutex.held_by_me()) continue;
+    MutexLock lock(s->tx.mutex);
+    // The peer may have frozen us this instant, and the keeper not have looked yet.
+    (void)obey_tx_turn_locked(*s);
+    if (s->tx.state == TxState::kReplay && !flush_replay_locked(*s)) waiting = fd;
+  }
+  return waiting;
+}
+
+void finish_own_replays(int64_t stuck_ns) noexcept {
+  Nap nap(10'000'000);
+  uint64_t before = replayed_bytes();
+  Deadline stuck = Deadline::after_ns(stuck_ns);
+  for (;;) {
+    const int fd = push_replays();
+    if (fd < 0) return;
+    const uint64_t now = replayed_bytes();
+    if (now != before) {
+      before = now;
+      stuck = Deadline::after_ns(stuck_ns);
+    } else if (stuck.passed()) {
+      RSOCK_LOG(kWarn, "fd %d: the peer does not read: bytes are lost with this process", fd);
+      return;
+    }
+    nap.take(fd);
+  }
+}
+
+}  // namespace rsock::stream

@@ -1,0 +1,292 @@
+// Setting down when the other end is not there, does not read, or has ended: bounded waits, and
+// every byte or an error.
+
+#include <sys/sendfile.h>
+
+#include <thread>
+
+#include "core/base/clock.h"
+#include "core/stream/hand_over.h"
+#include "tests/stream/agreed.h"
+#include "tests/stream/between.h"
+
+namespace rsock {
+namespace {
+
+using namespace rsock::testing;
+
+class SetDown : public ::testing::Test {
+ protected:
+  void SetUp() override { configure({"RSOCK_RING_BYTES=1048576"}); }
+};
+
+/// fork() as preload/ does it.
+pid_t fork_with_hooks() {
+  stream::prepare_fork();
+  stream::before_fork();
+  const pid_t child = ::fork();
+  if (child == 0) {
+    stream::after_fork_child();
+  } else {
+    stream::after_fork_parent(child < 0);
+  }
+  return child;
+}
+
+int wait_for(pid_t child) {
+  int status = -1;
+  EXPECT_EQ(::waitpid(child, &status, 0), child);
+  return status;
+}
+
+double seconds_since(uint64_t began) { return static_cast<double>(monotonic_ns() - began) * 1e-9; }
+
+/// All that `from` takes without blocking. With small kernel buffers a replay of it does not fit
+/// TCP.
+std::string fill(const Connection& c) {
+  const int small = 16 * 1024;  // the receiver's window is small at first, and grows as it reads
+  ::setsockopt(c.left, SOL_SOCKET, SO_SNDBUF, &small, sizeof(small));
+  std::string bytes(1 << 20, '\0');
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<char>(i * 7 + (i >> 9));
+  size_t sent = 0;
+  for (long r; sent < bytes.size() &&
+               (r = do_send(c.left, bytes.data() + sent, bytes.size() - sent, MSG_DONTWAIT)) > 0;) {
+    sent += static_cast<size_t>(r);
+  }
+  bytes.resize(sent);
+  return bytes;
+}
+
+std::string read_all(int fd, size_t n) {
+  std::string in(n, '\0');
+  size_t got = 0;
+  for (long r; got < n && (r = do_recv(fd, in.data() + got, n - got)) > 0;) {
+    got += static_cast<size_t>(r);
+  }
+  in.resize(got);
+  return in;
+}
+
+// --- a peer that is gone or has ended
+// -------------------------------------------------------------
+
+// The freeze asked a dead peer for a replay: ECONNRESET where Linux gives the bytes and the end.
+TEST_F(SetDown, UnreadBytesOfAPeerThatDiedStayReadable) {
+  configure({"RSOCK_RING_BYTES=65536"});
+  Agreed a;
+  a.start_sending();
+  memcpy(a.ring_to_stream(), "last words", 10);
+  a.publish(10);
+  a.peer.hang_up();
+  ::shutdown(a.connection.right, SHUT_WR);
+  const uint64_t began = monotonic_ns();
+  stream::before_spawn();
+  EXPECT_LT(seconds_since(began), 0.5) << "nobody is left to wait for";
+  char buffer[16] = {};
+  EXPECT_EQ(do_recv(a.fd(), buffer, sizeof(buffer)), 10);
+  EXPECT_STREQ(buffer, "last words");
+  EXPECT_EQ(do_recv(a.fd(), buffer, sizeof(buffer)), 0);
+}
+
+TEST_F(SetDown, AnEndThatNobodyCameForIsLetGoOf) {
+  Connection c = Connection::make();
+  ASSERT_TRUE(ping_until_lifted(c));
+  close_fd(std::exchange(c.left, -1));  // the other end keeps a stale connection in its pool
+  const uint64_t began = monotonic_ns();
+  const pid_t child = fork_with_hooks();
+  char byte;
+  if (child == 0) _exit(do_recv(c.right, &byte, 1) == 0 ? 0 : 1);
+  EXPECT_LT(seconds_since(began), 0.5);
+  EXPECT_EQ(wait_for(child), 0) << "the child reads the end too";
+  EXPECT_EQ(do_recv(c.right, &byte, 1), 0);
+}
+
+TEST_F(SetDown, UnreadBytesBehindAnEndDoNotDelayAFork) {
+  Connection c = Connection::make();
+  ASSERT_TRUE(ping_until_lifted(c));
+  ASSERT_EQ(do_send(c.left, "request", 7), 7);
+  close_fd(std::exchange(c.left, -1));
+  const uint64_t began = monotonic_ns();
+  const pid_t child = fork_with_hooks();
+  if (child == 0) _exit(0);
+  EXPECT_LT(seconds_since(began), 0.5);
+  EXPECT_EQ(wait_for(child), 0);
+  EXPECT_EQ(read_all(c.right, 7), "request");
+  char byte;
+  EXPECT_EQ(do_recv(c.right, &byte, 1), 0);
+}
+
+// --- a peer that does not read
+// --------------------------------------------------------------------
+
+// fork waited for its own replay without a limit.
+TEST_F(SetDown, AForkWaitsForItsOwnReplayOneSecondAndTheChildSendsNothingInTheMiddleOfIt) {
+  Connection c = Connection::make();
+  ASSERT_TRUE(ping_until_lifted(c));
+  const std::string sent = fill(c);
+  ASSERT_GT(sent.size(), 500'000u);
+  const uint64_t began = monotonic_ns();
+  const pid_t child = fork_with_hooks();
+  if (child == 0) {
+    const bool barred = do_send(c.left, "child", 5) == -ECONNRESET &&
+                        do_send(c.left, "child", 5, MSG_DONTWAIT) == -ECONNRESET;
+    _exit(barred ? 0 : 1);
+  }
+  EXPECT_LT(seconds_since(began), 1.5);
+  EXPECT_EQ(wait_for(child), 0);
+  EXPECT_EQ(do_send(c.left, "x", 1, MSG_DONTWAIT), -EAGAIN) << "the replay comes first";
+  EXPECT_EQ(read_all(c.right, sent.size()), sent);
+  EXPECT_TRUE(echoes(c.left, c.right, 1000));
+}
+
+TEST_F(SetDown, ASpawnWaitsOneSecondForAllStreamsTogether) {
+  std::vector<Connection> all;
+  std::vector<std::string> sent;
+  for (int i = 0; i < 3; ++i) {
+    all.push_back(Connection::make());
+    ASSERT_TRUE(ping_until_lifted(all.back()));
+    sent.push_back(fill(all.back()));
+  }
+  const uint64_t began = monotonic_ns();
+  stream::before_spawn();
+  EXPECT_LT(seconds_since(began), 1.8);
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(read_all(all[i].right, sent[i].size()), sent[i]);
+}
+
+TEST_F(SetDown, ACallThatNeedsTheKernelDoesNotWaitWithoutBlocking) {
+  Connection c = Connection::make();
+  ASSERT_TRUE(ping_until_lifted(c));
+  const std::string sent = fill(c);
+  set_nonblocking(c.left);
+  const uint64_t began = monotonic_ns();
+  EXPECT_FALSE(stream::pin_to_tcp(c.left, "test"));
+  EXPECT_EQ(do_send(c.left, "!", 1, MSG_OOB), -EAGAIN) << "it would overtake the replay";
+  EXPECT_LT(seconds_since(began), 1.0);
+  EXPECT_EQ(read_all(c.right, sent.size()), sent);
+  EXPECT_TRUE(eventually([&] { return stream::pin_to_tcp(c.left, "test"); }));
+}
+
+TEST_F(SetDown, AnExitWaitsAsLongAsThePeerReads) {
+  Connection c = Connection::make();
+  ASSERT_TRUE(ping_until_lifted(c));
+  const std::string sent = fill(c);
+  stream::set_down(*FdTable::stream(c.left), "test");
+  std::string got;
+  std::thread reader([&] {  // slower than any fixed limit, never stuck
+    while (got.size() < sent.size()) {
+      nap_us(50'000);
+      std::string piece(sent.size() / 60, '\0');
+      const long r = do_recv(c.right, piece.data(), piece.size());
+      if (r <= 0) break;
+      got.append(piece.data(), static_cast<size_t>(r));
+    }
+  });
+  stream::before_exit();
+  {
+    Stream& s = *FdTable::stream(c.left);
+    MutexLock lock(s.tx.mutex);
+    EXPECT_NE(s.tx.state, stream::TxState::kReplay);
+  }
+  reader.join();
+  EXPECT_EQ(got, sent);
+}
+
+// The peer had sealed the direction an instant before, and exit looked only for what it had obeyed.
+TEST_F(SetDown, AnExitObeysAFreezeThatNobodyHasLookedAtYet) {
+  configure({"RSOCK_RING_BYTES=65536"});
+  Agreed a;
+  a.lift_sending();
+  ASSERT_EQ(do_send(a.fd(), "unread", 6), 6);
+  a.from_stream().head.fetch_or(wire::kHeadSealed, std::memory_order_seq_cst);  // and no kick
+  stream::before_exit();
+  char buffer[16] = {};
+  EXPECT_EQ(::recv(a.connection.right, buffer, sizeof(buffer), MSG_DONTWAIT), 6);
+  EXPECT_STREQ(buffer, "unread");
+}
+
+// --- kicks, descriptors, stacks
+// -------------------------------------------------------------------
+
+// Kicks are datagrams to a queue of ten. The peer's keeper never looked, and both waited for ever.
+TEST_F(SetDown, ALostKickIsRepeated) {
+  Connection c = Connection::make();
+  ASSERT_TRUE(ping_until_lifted(c));
+  ASSERT_EQ(do_send(c.right, "unread", 6), 6);
+  static std::atomic<int> to_drop{0};
+  to_drop = 3;
+  Dropped kicks([](const Call& call) {
+    return call.number == SYS_sendto && call.c == wire::kKickSize && to_drop.fetch_sub(1) > 0;
+  });
+  const uint64_t began = monotonic_ns();
+  EXPECT_TRUE(stream::set_down_and_wait(*FdTable::stream(c.left), "test"));
+  EXPECT_LT(seconds_since(began), 0.5);
+  EXPECT_EQ(read_all(c.left, 6), "unread");
+}
+
+TEST_F(SetDown, ALostWordOfReadinessLeavesTheSenderOnTcpForAMomentOnly) {
+  static std::atomic<bool> drop{true};
+  Dropped kicks([](const Call& call) {
+    return call.number == SYS_sendto && call.c == wire::kKickSize && drop.load();
+  });
+  Connection c = Connection::make();
+  EXPECT_TRUE(ping_until_lifted(c));
+}
+
+TEST_F(SetDown, AForkedChildDoesNotHoldTheEndOfAStreamThatTheParentClosed) {
+  Connection c = Connection::make();
+  ASSERT_TRUE(ping_until_lifted(c));
+  const std::string sent = fill(c);
+  stream::set_down(*FdTable::stream(c.left), "test");
+  close_fd(std::exchange(c.left, -1));  // adopted by the keeper: the replay is not out
+  int hold[2];
+  ASSERT_EQ(::pipe(hold), 0);
+  const pid_t child = fork_with_hooks();
+  if (child == 0) {
+    ::close(hold[1]);
+    ::close(c.right);
+    char byte;
+    (void)!::read(hold[0], &byte, 1);
+    _exit(0);
+  }
+  EXPECT_EQ(read_all(c.right, sent.size()), sent);
+  EXPECT_NE(poll_one(c.right, POLLIN, 5000), 0) << "no FIN while the child lives";
+  char byte;
+  EXPECT_EQ(do_recv(c.right, &byte, 1, MSG_DONTWAIT), 0);
+  ::close(hold[1]);
+  EXPECT_EQ(wait_for(child), 0);
+  ::close(hold[0]);
+}
+
+/// A thread with as little stack as threads may have, and some for the test.
+template <typename F>
+void on_a_small_stack(F f) {
+  pthread_attr_t attr;
+  pthread_attr_init(&attr);
+  ASSERT_EQ(pthread_attr_setstacksize(&attr, 32 * 1024), 0);
+  pthread_t thread;
+  ASSERT_EQ(pthread_create(
+                &thread, &attr,
+                [](void* arg) -> void* { return (*static_cast<F*>(arg))(), nullptr; }, &f),
+            0);
+  pthread_join(thread, nullptr);
+}
+
+TEST_F(SetDown, ASmallStackIsEnoughForSendfile) {
+  Connection c = Connection::make();
+  ASSERT_TRUE(ping_until_lifted(c));
+  const int file = ::memfd_create("file", MFD_CLOEXEC);
+  const std::string bytes(200'000, 'f');
+  ASSERT_EQ(::write(file, bytes.data(), bytes.size()), 200'000);
+  long sent = 0;
+  on_a_small_stack([&] {
+    off_t at = 0;
+    sent = stream::sendfile(*FdTable::stream(c.left), c.left, file, &at, bytes.size(),
+                            [] { return -1L; });
+  });
+  EXPECT_EQ(sent, 200'000);
+  EXPECT_EQ(read_all(c.right, bytes.size()), bytes);
+  ::close(file);
+}
+
+}  // namespace
+}  // namespace rsock
