@@ -77,7 +77,7 @@ void Instance::modified_locked(Item& item) noexcept {
   item.fresh = true;
   make_ready_locked(item, true);
   // Linux looks at once, and wakes a thread if something holds.
-  if (sleepers.load(std::memory_order_seq_cst) == 0) return;
+  if (sleepers.load(std::memory_order_seq_cst) <= 0) return;
   drain_and_arm_locked(item);
   if (events_now(item) != 0) ring();
 }
@@ -118,7 +118,7 @@ bool Instance::look_locked(Item& item, epoll_event* out) noexcept {
 /// An edge-triggered item that was reported, while others sleep: armed at once, so that the next
 /// bytes wake one of them, and none is woken to find nothing. A thread alone saves the peer's ring.
 bool Instance::rests_after_edge_locked(Item& item) noexcept {
-  if ((item.user.events & EPOLLET) == 0 || sleepers.load(std::memory_order_seq_cst) == 0) {
+  if ((item.user.events & EPOLLET) == 0 || sleepers.load(std::memory_order_seq_cst) <= 0) {
     return false;
   }
   drain_and_arm_locked(item);

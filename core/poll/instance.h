@@ -147,7 +147,7 @@ class Instance {
   /// Something is ready, or was left unarmed, and a thread sleeps: ring() once the mutex is free.
   bool others_have_to_look_locked() const noexcept RSOCK_REQUIRES(mutex) {
     // seq_cst: see epoll_wait().
-    return !ready.empty() && sleepers.load(std::memory_order_seq_cst) != 0;
+    return !ready.empty() && sleepers.load(std::memory_order_seq_cst) > 0;
   }
   /// Streams whose doorbell a look drained: other sleepers may have been robbed of their ring, and
   /// are told once the mutex is free.

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <new>
 #include <utility>
 
@@ -21,6 +22,7 @@ ItemList* g_free RSOCK_GUARDED_BY(g_mutex) = nullptr;
 
 // Heads of the lists of unconnected sockets, by number; null until there is one.
 std::atomic<std::atomic<Item*>*> g_unconnected{nullptr};
+int g_highest_unconnected RSOCK_GUARDED_BY(g_mutex) = -1;  // that ever was
 
 struct Registry {
   Instance* instance;
@@ -110,6 +112,7 @@ void remember_unconnected(Instance* in, int fd, const epoll_event& event) noexce
     // release pairs with take_unconnected().
     g_unconnected.store(heads, std::memory_order_release);
   }
+  g_highest_unconnected = std::max(g_highest_unconnected, fd);
   Item* item = heads[fd].load(std::memory_order_relaxed);
   while (item != nullptr && item->instance != in) item = item->next_unconnected;
   if (item == nullptr) {
@@ -136,7 +139,7 @@ void forget_unconnected(Instance& in) noexcept {
   auto* heads = g_unconnected.load(std::memory_order_acquire);
   if (heads == nullptr) return;
   MutexLock lock(g_mutex);
-  for (int fd = 0; fd <= stream::FdTable::highest(); ++fd) {
+  for (int fd = 0; fd <= g_highest_unconnected; ++fd) {
     if (heads[fd].load(std::memory_order_relaxed) == nullptr) continue;
     forget_locked(heads[fd], [&](const Item& item) { return item.instance == &in; });
   }
@@ -228,7 +231,12 @@ void instances_after_fork_child() noexcept {
   g_mutex.reset_after_fork();
   g_fork_holds = false;
   MutexLock lock(g_mutex);
-  for (Registry* r = g_instances; r != nullptr; r = r->next) r->instance->mutex.reset_after_fork();
+  for (Registry* r = g_instances; r != nullptr; r = r->next) {
+    r->instance->mutex.reset_after_fork();
+    // The parent's threads. This one, if a handler forks inside a wait, counts itself out once
+    // more.
+    r->instance->sleepers.store(0, std::memory_order_relaxed);
+  }
 }
 
 }  // namespace rsock::poll

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "core/base/clock.h"
+#include "core/base/thread_signals.h"
 
 namespace rsock::stream {
 
@@ -61,6 +62,12 @@ class Deadline {
       return storage;
     }
     return as_timespec(storage);
+  }
+
+  /// A handler came between our locks, before a futex wait with `timeout` (from for_futex()): one in
+  /// the kernel would have ended with EINTR (signal(7)).
+  static bool ended_by_handler(const HandlerWatch& since, const timespec* timeout) noexcept {
+    return timeout != nullptr ? since.interrupted() : since.broken();
   }
 
  private:

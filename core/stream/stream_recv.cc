@@ -19,8 +19,9 @@ namespace {
 constexpr int kKernelOnlyFlags = MSG_OOB | MSG_ERRQUEUE;
 
 /// Sleeps until something may have changed. Called with the lock held, returns with it held.
-long sleep_for_bytes(Stream& s, int fd, Deadline deadline, const iovec* iov, size_t n, size_t skip,
-                     size_t limit, int flags, long* got) noexcept RSOCK_REQUIRES(s.rx.mutex) {
+long sleep_for_bytes(Stream& s, int fd, Deadline deadline, const HandlerWatch& since,
+                     const iovec* iov, size_t n, size_t skip, size_t limit, int flags,
+                     long* got) noexcept RSOCK_REQUIRES(s.rx.mutex) {
   std::shared_ptr<Channel> ch = s.channel;
   const uint32_t bell = ch->rx_bell();
   ch->rx_arm(transport::Sleep::kFutex);
@@ -32,15 +33,17 @@ long sleep_for_bytes(Stream& s, int fd, Deadline deadline, const iovec* iov, siz
   const timespec* timeout = deadline.for_futex(&storage, skip != 0);
   if (timeout != nullptr && timeout->tv_sec == 0 && timeout->tv_nsec == 0) return -EAGAIN;
   s.rx.mutex.unlock();
-  const auto slept = ch->rx_sleep(bell, timeout);
+  const bool ended = Deadline::ended_by_handler(since, timeout);
+  const auto slept = ended ? Result<void>(fail(EINTR)) : ch->rx_sleep(bell, timeout);
   ch.reset();
   s.rx.mutex.lock();
   if (slept) return 0;
   return slept.error() == ETIMEDOUT ? -EAGAIN : -value(slept.error());
 }
 
-long wait_locked(Stream& s, int fd, Deadline deadline, const iovec* iov, size_t n, size_t skip,
-                 size_t limit, int flags, long* got) noexcept RSOCK_REQUIRES(s.rx.mutex) {
+long wait_locked(Stream& s, int fd, Deadline deadline, const HandlerWatch& since, const iovec* iov,
+                 size_t n, size_t skip, size_t limit, int flags, long* got) noexcept
+    RSOCK_REQUIRES(s.rx.mutex) {
   SpinBudget spin(s.rx.spin);
   *got = -EAGAIN;
   if (s.rx.state == RxState::kRing) {
@@ -53,7 +56,7 @@ long wait_locked(Stream& s, int fd, Deadline deadline, const iovec* iov, size_t 
       cpu_relax();
     }
   }
-  const long result = sleep_for_bytes(s, fd, deadline, iov, n, skip, limit, flags, got);
+  const long result = sleep_for_bytes(s, fd, deadline, since, iov, n, skip, limit, flags, got);
   spin.missed();
   return result;
 }
@@ -97,13 +100,14 @@ long recv_managed(Stream& s, int fd, const iovec* iov, size_t n, size_t total, s
       (flags & MSG_DONTWAIT) == 0 && !s.nonblocking.load(std::memory_order_relaxed);
   const Deadline deadline =
       Deadline::from_option(blocking ? s.rcv_timeout_ns.load(std::memory_order_relaxed) : 0);
+  const HandlerWatch since;
   MutexLock lock(s.rx.mutex);
   for (;;) {
     if (!s.owned_by(generation) || s.closed.load(std::memory_order_relaxed)) return -EBADF;
     long got = rx_try_locked(s, fd, iov, n, *done, total - *done, flags);
     long waited = 0;
     if (got == -EAGAIN && blocking) {
-      waited = wait_locked(s, fd, deadline, iov, n, *done, total - *done, flags, &got);
+      waited = wait_locked(s, fd, deadline, since, iov, n, *done, total - *done, flags, &got);
       if (waited == 0 && got == -EAGAIN) continue;
     }
     if (waited != 0) return *done != 0 ? static_cast<long>(*done) : waited;

@@ -32,8 +32,8 @@ bool spin_for_room_locked(Stream& s, SpinBudget& spin) noexcept RSOCK_REQUIRES(s
 /// Sleeps until there may be room. Lock held on entry and return. 0: look again; else -errno.
 /// `partial`: bytes were taken already, so a signal ends the call, whatever SA_RESTART says
 /// (tcp_sendmsg returns the count).
-long wait_for_room_locked(Stream& s, Deadline deadline, bool partial) noexcept
-    RSOCK_REQUIRES(s.tx.mutex) {
+long wait_for_room_locked(Stream& s, Deadline deadline, const HandlerWatch& since,
+                          bool partial) noexcept RSOCK_REQUIRES(s.tx.mutex) {
   SpinBudget spin(s.tx.spin);
   if (s.tx.state == TxState::kRing && spin_for_room_locked(s, spin)) return 0;
   std::shared_ptr<Channel> ch = s.channel;
@@ -49,7 +49,8 @@ long wait_for_room_locked(Stream& s, Deadline deadline, bool partial) noexcept
   const timespec* timeout = deadline.for_futex(&storage, partial);
   if (timeout != nullptr && timeout->tv_sec == 0 && timeout->tv_nsec == 0) return -EAGAIN;
   s.tx.mutex.unlock();
-  const auto slept = ch->tx_sleep(bell, timeout);
+  const bool ended = Deadline::ended_by_handler(since, timeout);
+  const auto slept = ended ? Result<void>(fail(EINTR)) : ch->tx_sleep(bell, timeout);
   ch.reset();
   s.tx.mutex.lock();
   spin.missed();
@@ -89,6 +90,7 @@ Step send_managed(Stream& s, const iovec* iov, size_t n, size_t total, size_t* d
       (flags & MSG_DONTWAIT) == 0 && !s.nonblocking.load(std::memory_order_relaxed);
   const Deadline deadline =
       Deadline::from_option(blocking ? s.snd_timeout_ns.load(std::memory_order_relaxed) : 0);
+  const HandlerWatch since;
   MutexLock lock(s.tx.mutex);
   for (;;) {
     if (!s.owned_by(generation) || s.closed.load(std::memory_order_relaxed)) {
@@ -134,7 +136,7 @@ Step send_managed(Stream& s, const iovec* iov, size_t n, size_t total, size_t* d
       *error = -EAGAIN;
       return Step::kError;
     }
-    if (const long e = wait_for_room_locked(s, deadline, *done != 0); e != 0) {
+    if (const long e = wait_for_room_locked(s, deadline, since, *done != 0); e != 0) {
       *error = e;
       return Step::kError;
     }

@@ -4,6 +4,7 @@
 
 #include "core/base/clock.h"
 #include "core/stream/hand_over.h"
+#include "tests/poll/door.h"
 #include "tests/poll/epoll.h"
 
 namespace rsock {
@@ -188,7 +189,7 @@ TEST_P(EpollStreams, WithoutADescriptorOrAWatchNewsAreLateButNotLost) {
     Connection c = Connection::make();
     ASSERT_TRUE(ping_until_lifted(c));
     no_doorbells = deaf;
-    os::set_door(&no_descriptors);
+    const OtherDoor door(&no_descriptors);
     ASSERT_EQ(epoll.control(EPOLL_CTL_ADD, c.right, EPOLLIN | EPOLLRDHUP), 0);
     std::thread peer([&] {
       nap_us(20'000);
@@ -204,7 +205,6 @@ TEST_P(EpollStreams, WithoutADescriptorOrAWatchNewsAreLateButNotLost) {
     });
     EXPECT_NE(epoll.wait_for(c.right, 10'000), 0u);
     peer.join();
-    os::set_door(&raw_syscall);
   }
 }
 

@@ -4,6 +4,7 @@
 
 #include <thread>
 
+#include "tests/poll/door.h"
 #include "tests/poll/epoll.h"
 
 namespace rsock {
@@ -70,9 +71,8 @@ TEST_P(EpollStreams, AddOfAStreamThatIsClosedMeanwhileLinksNothing) {
   Epoll epoll;
   Connection c = Connection::make();
   Stream& s = *FdTable::stream(c.left);
-  os::set_door(&clears_what_is_added);
+  const OtherDoor door(&clears_what_is_added);
   EXPECT_EQ(epoll.control(EPOLL_CTL_ADD, c.left, EPOLLIN), 0);
-  os::set_door(&raw_syscall);
   EXPECT_TRUE(s.watchers.empty());
   FdTable::set(c.left, stream::FdKind::kStream, &s);
 }

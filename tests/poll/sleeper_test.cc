@@ -7,7 +7,7 @@
 
 #include <thread>
 
-#include "core/os/os.h"
+#include "tests/poll/door.h"
 #include "tests/stream/loopback.h"
 
 namespace rsock {
@@ -140,7 +140,7 @@ long no_eventfd(long nr, long a, long b, long c, long d, long e, long f) noexcep
 TEST_F(Sleepers, WithoutADescriptorForABellPollStillWakes) {
   Connection c = Connection::make();
   ASSERT_TRUE(ping_until_lifted(c));
-  os::set_door(&no_eventfd);
+  const OtherDoor door(&no_eventfd);
   std::thread([&] {
     EXPECT_EQ(poll_one(c.right, POLLIN, 30), 0);
     std::thread peer([&] {
@@ -158,7 +158,6 @@ TEST_F(Sleepers, WithoutADescriptorForABellPollStillWakes) {
     EXPECT_NE(poll_one(c.right, POLLIN | POLLRDHUP, 20'000), 0);
     peer.join();
   }).join();
-  os::set_door(&raw_syscall);
 }
 
 }  // namespace
