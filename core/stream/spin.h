@@ -12,6 +12,7 @@
 
 #include "core/base/clock.h"
 #include "core/base/config.h"
+#include "core/base/thread_signals.h"
 #include "core/stream/stream.h"
 
 namespace rsock::stream {
@@ -29,8 +30,10 @@ class SpinBudget {
     limit_ = std::min(state.limit, max_);
     if (limit_ == 0 && max_ != 0 && state.until_try == 0) limit_ = max_ / 2;  // a try
   }
-  /// True while another look at the ring is worth it.
-  bool more() const noexcept { return ticks() - began_ < limit_; }
+  /// True while another look at the ring is worth it, and no handler waits for the end of it.
+  bool more() const noexcept {
+    return ticks() - began_ < limit_ && !thread_signals().postponed;
+  }
 
   /// The wait ended while spinning.
   void hit() noexcept {
