@@ -219,9 +219,10 @@ void Keeper::watch_for_room(Stream& s) noexcept {
 }
 
 bool Keeper::adopt_locked(Stream& s, int fd) noexcept {
-  auto high = os::dup_internal(fd);
-  if (!high) return false;
-  move_watch_locked(s, high->release());
+  // The program's number is about to be free: it has no fewer than before.
+  auto copy = os::dup_internal_anywhere(fd);
+  if (!copy) return false;
+  move_watch_locked(s, copy->release());
   watch_for_room(s);
   s.adopted.store(true, std::memory_order_release);
   inside().adopted.fetch_add(1, std::memory_order_release);
