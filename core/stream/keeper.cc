@@ -102,8 +102,10 @@ bool create_thread() noexcept {
   return created;
 }
 
-/// One thread does this, and no other waits for it.
+/// One thread does this, and no other waits for it, but for a fork: the child must not get
+/// descriptors that nobody knows of.
 bool start(KeeperInside& in) noexcept {
+  MutexLock lock(in.mutex);
   if (!in.state.epoll && !open_descriptors(in.state)) {
     in.state = KeeperState{};
     RSOCK_LOG(kWarn, "no descriptors for the helper thread: connections stay on TCP");
