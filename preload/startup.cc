@@ -132,7 +132,7 @@ bool tracking() noexcept {
 }
 
 void stand_back() noexcept {
-  if (started() && !own_process()) return;
+  if (!own_process()) return;
   // The line is due now: at the exit there may be no way to write it.
   if (!started() && asked_for("RSOCK_SUMMARY=")) (void)start();
   g_stands_back.store(true, std::memory_order_relaxed);

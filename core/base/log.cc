@@ -32,10 +32,29 @@ bool stderr_is_terminal() noexcept {
   return raw_syscall(SYS_ioctl, kStderr, TCGETS, word(settings)) == 0;
 }
 
+bool status_of(int fd, struct stat* st) noexcept {
+  return raw_syscall(SYS_newfstatat, fd, word(""), word(st), AT_EMPTY_PATH) >= 0;
+}
+
 mode_t type_of(int fd) noexcept {
   struct stat st;
-  if (raw_syscall(SYS_newfstatat, fd, word(""), word(&st), AT_EMPTY_PATH) < 0) return 0;
-  return st.st_mode & S_IFMT;
+  return status_of(fd, &st) ? st.st_mode & S_IFMT : 0;
+}
+
+/// What descriptor 2 was when the library was loaded. Written before main, with one thread.
+struct Stderr {
+  bool noted = false;
+  bool open = false;
+  dev_t device = 0;
+  ino_t inode = 0;
+};
+constinit Stderr g_stderr;
+
+bool is_the_same_stderr() noexcept {
+  if (!g_stderr.noted) return true;
+  struct stat now;
+  return g_stderr.open && status_of(kStderr, &now) && now.st_dev == g_stderr.device &&
+         now.st_ino == g_stderr.inode;
 }
 
 bool writable_now(int fd) noexcept {
@@ -99,6 +118,16 @@ bool write_to_file(const char* name, const char* line, size_t n) noexcept {
 
 }  // namespace
 
+void note_stderr() noexcept {
+  struct stat now;
+  g_stderr = Stderr{};
+  g_stderr.noted = true;
+  if (!status_of(kStderr, &now)) return;
+  g_stderr.open = true;
+  g_stderr.device = now.st_dev;
+  g_stderr.inode = now.st_ino;
+}
+
 bool log_enabled(LogLevel level) noexcept { return level <= config().log_level; }
 
 void log_line(LogLevel level, const char* format, ...) noexcept {
@@ -117,6 +146,7 @@ void log_line(LogLevel level, const char* format, ...) noexcept {
   line[n++] = '\n';  // over the terminator: the line is written by its length
   const Config& c = config();
   if (c.log_file != nullptr && write_to_file(c.log_file, line, static_cast<size_t>(n))) return;
+  if (!is_the_same_stderr()) return;
   if (c.log_stderr || stderr_is_terminal()) write_to_stderr(line, static_cast<size_t>(n));
 }
 

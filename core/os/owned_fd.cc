@@ -2,6 +2,8 @@
 
 #include <fcntl.h>
 
+#include <utility>
+
 #include "core/base/clock.h"
 #include "core/base/raw_syscall.h"
 #include "core/os/os.h"
@@ -17,6 +19,14 @@ int internal_floor() noexcept {
   const uint64_t limit = rlimit_nofile_soft();
   const uint64_t floor = limit - limit / 4;
   return static_cast<int>(floor > 60'000 ? 60'000 : floor);
+}
+
+Result<OwnedFd> dup_from(int fd, int floor) noexcept {
+  const Result<int> copy = fcntl(fd, F_DUPFD_CLOEXEC, floor);
+  // EINVAL: the limit fell below the floor meanwhile.
+  if (!copy) return fail(copy.error() == EINVAL ? EMFILE : value(copy.error()));
+  if (g_hook != nullptr) g_hook(*copy, true);
+  return OwnedFd(*copy);
 }
 
 }  // namespace
@@ -39,12 +49,11 @@ void OwnedFd::reset() noexcept {
 
 void set_internal_fd_hook(InternalFdHook hook) noexcept { g_hook = hook; }
 
-Result<OwnedFd> dup_internal(int fd) noexcept {
-  const Result<int> high = fcntl(fd, F_DUPFD_CLOEXEC, internal_floor());
-  // EINVAL: the limit fell below the floor meanwhile.
-  if (!high) return fail(high.error() == EINVAL ? EMFILE : value(high.error()));
-  if (g_hook != nullptr) g_hook(*high, true);
-  return OwnedFd(*high);
+Result<OwnedFd> dup_internal(int fd) noexcept { return dup_from(fd, internal_floor()); }
+
+Result<OwnedFd> dup_internal_anywhere(int fd) noexcept {
+  auto high = dup_internal(fd);
+  return high ? std::move(high) : dup_from(fd, 0);
 }
 
 Result<OwnedFd> raise(int fd) noexcept {

@@ -47,6 +47,8 @@ Result<OwnedFd> raise(Result<int> fd) noexcept;
 
 /// An internal copy of a descriptor of the program's. Errors as raise().
 Result<OwnedFd> dup_internal(int fd) noexcept;
+/// The same at any number, where losing what it stands for would be worse than a low number in use.
+Result<OwnedFd> dup_internal_anywhere(int fd) noexcept;
 
 /// Between the kernel's giving a low number and its being free again the program could close it or
 /// put something there. Who makes one says so, and close, dup2 and their kin wait that long.

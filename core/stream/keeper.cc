@@ -102,8 +102,10 @@ bool create_thread() noexcept {
   return created;
 }
 
-/// One thread does this, and no other waits for it.
+/// One thread does this, and no other waits for it, but for a fork: the child must not get
+/// descriptors that nobody knows of.
 bool start(KeeperInside& in) noexcept {
+  MutexLock lock(in.mutex);
   if (!in.state.epoll && !open_descriptors(in.state)) {
     in.state = KeeperState{};
     RSOCK_LOG(kWarn, "no descriptors for the helper thread: connections stay on TCP");
@@ -229,9 +231,10 @@ void Keeper::watch_for_room(Stream& s) noexcept {
 }
 
 bool Keeper::adopt_locked(Stream& s, int fd) noexcept {
-  auto high = os::dup_internal(fd);
-  if (!high) return false;
-  move_watch_locked(s, high->release());
+  // The program's number is about to be free: it has no fewer than before.
+  auto copy = os::dup_internal_anywhere(fd);
+  if (!copy) return false;
+  move_watch_locked(s, copy->release());
   watch_for_room(s);
   s.adopted.store(true, std::memory_order_release);
   inside().adopted.fetch_add(1, std::memory_order_release);

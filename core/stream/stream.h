@@ -126,8 +126,6 @@ class Stream : public boost::intrusive::list_base_hook<
   std::atomic<bool> tx_wanted{false};    // the peer is ready: switch at the next chance
   std::atomic<uint32_t> calls{0};        // intercepted data calls on TCP, until it is asked for
   std::atomic<bool> lift_asked{false};
-  std::atomic<Stream*> next_asked{nullptr};  // the keeper's queue; kept over a recycling
-  std::atomic<bool> in_queue{false};         // it is in there, or about to be
   std::atomic<bool> pinned{false};          // TCP for good
   std::atomic<Reason> not_lifted{nullptr};  // the last reason
   std::atomic<bool> strict_failed{false};   // RSOCK_STRICT: next call fails
@@ -137,6 +135,9 @@ class Stream : public boost::intrusive::list_base_hook<
   wire::SocketName peer_kick;               // where the peer's keeper listens
   uint32_t ever_lifted = 0;                 // bits of 1 << PathKind
   uint32_t set_downs = 0;
+  // The keeper's queue of those that asked. Not touched when the object is recycled.
+  std::atomic<Stream*> next_asked{nullptr};
+  std::atomic<bool> in_queue{false};  // it is in there, or about to be
 
   // --- events ---
   std::atomic<bool> tcp_event{false};  // the kernel's stream has something to say: FIN, RST, bytes

@@ -64,9 +64,12 @@ Reason pins(int level, int name, const void* value, socklen_t len) noexcept {
         return v > 1 ? "SO_RCVLOWAT" : nullptr;
       case SO_ZEROCOPY:
         return v != 0 ? "SO_ZEROCOPY" : nullptr;
-      case SO_TIMESTAMP:
-      case SO_TIMESTAMPNS:
-      case SO_TIMESTAMPING:
+      case SO_TIMESTAMP_OLD:
+      case SO_TIMESTAMPNS_OLD:
+      case SO_TIMESTAMPING_OLD:
+      case SO_TIMESTAMP_NEW:
+      case SO_TIMESTAMPNS_NEW:
+      case SO_TIMESTAMPING_NEW:
         return v != 0 ? "SO_TIMESTAMP" : nullptr;
       case SO_PEEK_OFF:
         return v >= 0 ? "SO_PEEK_OFF" : nullptr;
@@ -186,6 +189,8 @@ long getsockopt(Stream& s, int fd, int level, int name, void* value, socklen_t* 
     if (r == 0 && *len >= sizeof(int)) *static_cast<int*>(value) = take_error(s);
     return r;
   }
+  // It receives.
+  if (level == IPPROTO_TCP && name == TCP_ZEROCOPY_RECEIVE) pin_to_tcp(fd, "TCP_ZEROCOPY_RECEIVE");
   return kernel();
 }
 
@@ -197,9 +202,10 @@ long setsockopt(Stream& s, int fd, int level, int name, const void* value, sockl
   }
   const long r = kernel();
   if (r != 0 || level != SOL_SOCKET) return r;
-  if (name == SO_RCVTIMEO) {
+  // 64-bit machines have one structure under both names.
+  if (name == SO_RCVTIMEO || name == SO_RCVTIMEO_NEW) {
     s.rcv_timeout_ns.store(timeval_ns(value, len), std::memory_order_relaxed);
-  } else if (name == SO_SNDTIMEO) {
+  } else if (name == SO_SNDTIMEO || name == SO_SNDTIMEO_NEW) {
     s.snd_timeout_ns.store(timeval_ns(value, len), std::memory_order_relaxed);
   }
   return r;

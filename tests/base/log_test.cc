@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -109,6 +110,32 @@ TEST(Log, ReachesAUnixSocketAsAServiceManagerGives) {
   with_stderr(ends[1], [] { RSOCK_LOG(kWarn, "to the journal"); });
   EXPECT_EQ(drain(ends[0]), prefix("warn") + "to the journal\n");
   ::close(ends[0]), ::close(ends[1]);
+}
+
+TEST(Log, SaysNothingOnAFileThatTookTheNumberOfStderr) {
+  int ends[2];
+  int others[2];
+  ASSERT_EQ(::pipe(ends), 0);
+  ASSERT_EQ(::pipe(others), 0);
+  load({"RSOCK_LOG=warn"});
+  const pid_t child = ::fork();  // what is noted stays noted
+  if (child == 0) {
+    ::dup2(ends[1], 2);
+    note_stderr();
+    RSOCK_LOG(kWarn, "heard");
+    ::dup2(others[1], 2);
+    RSOCK_LOG(kWarn, "into the program's data");
+    ::close(2);
+    RSOCK_LOG(kWarn, "into nothing");
+    ::dup2(ends[1], 2);
+    RSOCK_LOG(kWarn, "heard again");
+    ::_exit(0);
+  }
+  ASSERT_EQ(::waitpid(child, nullptr, 0), child);
+  EXPECT_EQ(drain(others[0]), "");
+  const std::string mark = "librsock[" + std::to_string(child) + "] warn: ";
+  EXPECT_EQ(drain(ends[0]), mark + "heard\n" + mark + "heard again\n");
+  for (int fd : {ends[0], ends[1], others[0], others[1]}) ::close(fd);
 }
 
 TEST(Log, AppendsToTheFileAlsoAfterAllDescriptorsAreClosed) {

@@ -160,6 +160,17 @@ TEST(OwnedFd, WhoFreesNumbersWaitsForOneInTheMaking) {
   EXPECT_EQ(::fcntl(fresh, F_GETFD), -1);
 }
 
+TEST(OwnedFd, ACopyThatMustBeHadIsTakenLowWhereNothingIsFreeAbove) {
+  Doorman doorman([](long number, long a, long b, long c, long d, long e, long f) noexcept -> long {
+    if (number == SYS_fcntl && b == F_DUPFD_CLOEXEC && c != 0) return -EMFILE;
+    return raw_syscall(number, a, b, c, d, e, f);
+  });
+  EXPECT_EQ(dup_internal(0).error(), EMFILE);
+  const auto low = dup_internal_anywhere(0);
+  ASSERT_TRUE(low);
+  EXPECT_NE(::fcntl(low->get(), F_GETFD) & FD_CLOEXEC, 0);
+}
+
 TEST(OwnedFd, AFailureToMakeOneIsHandedOn) {
   EXPECT_EQ(make_internal([]() -> Result<int> { return fail(ENFILE); }).error(), ENFILE);
   EXPECT_EQ(dup_internal(-1).error(), EBADF);
