@@ -35,7 +35,7 @@ void keep_error(Stream& s, long probed) noexcept {
 }
 
 long read_ring_locked(Stream& s, const iovec* iov, size_t n, size_t skip, size_t limit,
-                      int flags) noexcept {
+                      int flags) noexcept RSOCK_REQUIRES(s.rx.mutex) {
   const bool peek = (flags & MSG_PEEK) != 0;
   size_t got = 0;
   if ((flags & MSG_TRUNC) == 0) {

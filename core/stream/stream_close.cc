@@ -124,15 +124,19 @@ long shutdown(Stream& s, int fd, int how, KernelCall kernel) {
     end_tx_locked(s);
     if (s.tx.state == TxState::kReplay) fin_owed = s.tx.fin_owed = true;
   }
+  const auto in_kernel = [&]() -> long {
+    if (!fin_owed) return kernel();
+    if (how == SHUT_RDWR) (void)os::shutdown(fd, SHUT_RD);
+    return 0;
+  };
+  long result = 0;
   if (how == SHUT_RD || how == SHUT_RDWR) {
+    // Both at once, for whoever polls: the kernel's half of the answer (HUP) belongs to ours.
     MutexLock lock(s.rx.mutex);
     s.rx.shut = true;
-  }
-  long result = 0;
-  if (!fin_owed) {
-    result = kernel();
-  } else if (how == SHUT_RDWR) {
-    (void)os::shutdown(fd, SHUT_RD);
+    result = in_kernel();
+  } else {
+    result = in_kernel();
   }
   maybe_detach(s);
   wake_waiters(s);

@@ -220,6 +220,11 @@ void maybe_detach(Stream& s) noexcept {
     MutexLock tx(s.tx.mutex);
     MutexLock rx(s.rx.mutex);
     if (!s.channel || !s.tx.ring_done || !s.rx.ring_done) return;
+    // poll has to say POLLERR until the program has heard of it, and the kernel, which we took it
+    // from, does not any more. Such a connection is over; the channel goes with its close.
+    if (s.error.load(std::memory_order_acquire) != 0 && !s.closed.load(std::memory_order_relaxed)) {
+      return;
+    }
     if (s.rx.await_replay.load(std::memory_order_relaxed)) {
       if (!s.channel->rx_replayed() && !nothing_owed_locked(s)) return;
       s.rx.await_replay.store(false, std::memory_order_relaxed);

@@ -54,7 +54,10 @@ void look_at_rx(Stream& s, Halves* h) noexcept {
   const Turn turn = ch.rx_turn();
   const bool event = s.tcp_event.load(std::memory_order_acquire);
   const bool gone = s.peer_gone.load(std::memory_order_acquire);
-  if (s.rx.shut) h->events |= kIn | POLLRDHUP;
+  if (s.rx.shut) {
+    h->events |= kIn | POLLRDHUP;
+    h->ask_kernel_in = true;  // HUP, if the other side of ours is shut as well
+  }
   if (ch.rx_failed()) h->events |= kIn;  // recv() will say ECONNRESET
   if (turn.kind == TurnKind::kOpen && !event && !gone) return;
   if (ch.rx_available() != 0) {
