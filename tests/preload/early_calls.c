@@ -14,8 +14,9 @@ static void must(int condition) {
   if (!condition) abort();
 }
 
-/* A bump allocator: enough for short programs, and every call of it calls libc's names. */
-static char *arena, *arena_end;
+/* A bump allocator, an arena for each thread: enough for short programs, and every call of it calls
+ * libc's names. */
+static __thread char *arena, *arena_end;
 
 static void read_something(void) {
   char byte;
