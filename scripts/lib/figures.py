@@ -114,7 +114,7 @@ def make(options):
         Figure("start", "`true`, added by the shim", 1000, "us",
                [(start, plain)], lambda m: m[0]["added_us_median"]),
         Figure("iperf3_path_tcp", "iperf3 with RSOCK_PATH=tcp, against plain", 0.98, "x",
-               [(iperf, plain), (iperf, on_tcp)], _ratio("gbit_per_s"), rounds=2),
+               [(iperf, plain), (iperf, on_tcp)], _ratio("gbit_per_s"), rounds=4),
     ]
     for clients in (1, 8, 64):
         load = workloads.connect_rate(bench, clients, own_s)
@@ -122,5 +122,5 @@ def make(options):
         result.append(Figure(f"connect_{clients}",
                              f"connect, request, close; {clients} client{'s' * (clients > 1)}",
                              0.97, "x", [(load, plain), (load, auto)],
-                             _ratio("connections_per_s"), rounds=2))
+                             _ratio("connections_per_s"), rounds=3))
     return result
