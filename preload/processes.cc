@@ -141,12 +141,14 @@ long process_by_number(long number, const long* w) noexcept {
   }
   if ((flags & CLONE_VM) == 0) return fork_unhandled(call);
   if ((flags & CLONE_VFORK) != 0) set_down_for_child();
+  lend_memory();
   return call();
 }
 
 /// What vfork's entry calls before it jumps. Returns where to.
 extern "C" __attribute__((visibility("hidden"))) void* rsock_before_vfork() noexcept {
   set_down_for_child();
+  lend_memory();
   return real_vfork();
 }
 
@@ -215,6 +217,7 @@ RSOCK_EXPORT int rsock_clone(int (*body)(void*), void* stack, int flags, void* a
                              void* parent_tid, void* tls, void* child_tid) noexcept {
   if ((flags & CLONE_VM) != 0 || body == nullptr || stack == nullptr) {
     if ((flags & CLONE_VFORK) != 0) set_down_for_child();
+    lend_memory();
     return real.clone(body, stack, flags, arg, parent_tid, tls, child_tid);
   }
   ClonedChild child{body, arg};

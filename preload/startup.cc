@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 #include <sys/auxv.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -34,6 +35,12 @@ constexpr size_t kMaxVariables = 63;
 constinit char g_text[16 * 1024] = {};
 constinit const char* g_environment[kMaxVariables + 1] = {};
 
+/// In a page that the kernel clears in a forked child (MADV_WIPEONFORK, since Linux 4.14): 1 in the
+/// process that set it, also if the fork passed every hook by. Null: not to be had.
+constinit std::atomic<uint32_t>* g_mark = nullptr;
+/// This thread has started a child that runs in our memory, and as this very thread.
+constinit thread_local bool t_lent __attribute__((tls_model("initial-exec"))) = false;
+
 int process_now() noexcept { return static_cast<int>(raw_syscall(SYS_getpid)); }
 
 // --- the rungs, as startup.def lists them ----------------------------------------------------
@@ -41,6 +48,21 @@ int process_now() noexcept { return static_cast<int>(raw_syscall(SYS_getpid)); }
 void note_process() noexcept {
   // Relaxed: a plain number. It changes in a forked child only, which has one thread then.
   g_process.store(process_now(), std::memory_order_relaxed);
+  if (g_mark != nullptr) g_mark->store(1, std::memory_order_relaxed);
+}
+
+void mark_process() noexcept {
+  constexpr size_t kPage = 4096;
+  const long page = raw_syscall(SYS_mmap, 0, kPage, PROT_READ | PROT_WRITE,
+                                MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (page < 0 && page > -4096) return;
+  if (raw_syscall(SYS_madvise, page, kPage, MADV_WIPEONFORK) != 0) {
+    raw_syscall(SYS_munmap, page, kPage);
+    return;
+  }
+  auto* mark = reinterpret_cast<std::atomic<uint32_t>*>(page);
+  mark->store(1, std::memory_order_relaxed);
+  g_mark = mark;  // published by g_started
 }
 
 void copy_environment() noexcept {
@@ -139,7 +161,16 @@ void stand_back() noexcept {
   if (started()) stream::before_sandbox();
 }
 
-bool own_process() noexcept { return g_process.load(std::memory_order_relaxed) == process_now(); }
+bool own_process() noexcept {
+  if (started() && g_mark != nullptr && !t_lent) {
+    return g_mark->load(std::memory_order_relaxed) != 0;
+  }
+  const bool own = g_process.load(std::memory_order_relaxed) == process_now();
+  if (own) t_lent = false;  // back in the parent: that child is gone
+  return own;
+}
+
+void lend_memory() noexcept { t_lent = true; }
 
 bool begin_fork() noexcept RSOCK_NO_TSA {
   if (g_mutex.held_by_me()) {

@@ -20,9 +20,13 @@ void stand_back() noexcept;
 /// Started already? Never starts.
 bool started() noexcept;
 
-/// False in a child of vfork (or of a raw clone): it uses the parent's memory, so our tables are
-/// not its own to change. One system call: for slow paths only.
+/// False in a child of vfork (or of a clone with CLONE_VM): it uses the parent's memory, so our
+/// tables are not its own to change. False, too, in a forked child that passed every hook by.
 bool own_process() noexcept;
+
+/// This thread is about to start a child that may use its memory. Until it is found to be alone again
+/// own_process() asks the kernel.
+void lend_memory() noexcept;
 
 /// Around a fork of this thread. Nobody starts the library in between: what was done before the
 /// fork is then undone after it, in both processes, and nothing else is. The answers: whether there
