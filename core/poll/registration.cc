@@ -69,9 +69,7 @@ void Instance::forget_locked(Item& item, bool registered) noexcept {
 
 bool Instance::has_kick_locked() noexcept {
   if (kick) return true;
-  const auto fd = os::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  if (!fd) return false;
-  auto owned = os::raise(*fd);
+  auto owned = os::make_internal([] { return os::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK); });
   if (!owned) return false;
   epoll_event event{};
   event.events = EPOLLIN | EPOLLET;

@@ -102,9 +102,8 @@ void Sleeper::begin() noexcept {
   }
   if (!bell_) {
     install_hooks();  // for the fork
-    if (const auto fd = os::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-      if (auto owned = os::raise(*fd)) bell_ = std::move(*owned);
-    }
+    auto owned = os::make_internal([] { return os::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK); });
+    if (owned) bell_ = std::move(*owned);
   }
   uint64_t count;
   if (bell_) (void)os::read(bell_.get(), &count, sizeof(count));
