@@ -4,13 +4,13 @@
 
 namespace rsock::stream {
 
-void (*g_epoll_close)(void*, int) noexcept = nullptr;
-void (*g_epoll_dup)(void*, int) noexcept = nullptr;
-void (*g_epoll_adopt)(Stream&, int) noexcept = nullptr;
-void (*g_epoll_name_gone)(Stream&, int) noexcept = nullptr;
-void (*g_epoll_lock)() noexcept = nullptr;
-void (*g_epoll_unlock)() noexcept = nullptr;
-void (*g_epoll_fork_child)() noexcept = nullptr;
+constinit Hook<void(void*, int)> g_epoll_close;
+constinit Hook<void(void*, int)> g_epoll_dup;
+constinit Hook<void(Stream&, int)> g_epoll_adopt;
+constinit Hook<void(Stream&, int)> g_epoll_name_gone;
+constinit Hook<void()> g_epoll_lock;
+constinit Hook<void()> g_epoll_unlock;
+constinit Hook<void()> g_epoll_fork_child;
 
 std::atomic<uintptr_t> FdTable::slots_[FdTable::kSize];
 constinit std::atomic<int> FdTable::highest_{-1};

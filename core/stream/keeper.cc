@@ -180,7 +180,7 @@ void Keeper::ask_for_lift(Stream& s) noexcept {
     s.not_lifted.store("no helper thread", std::memory_order_relaxed);
 }
 
-void Keeper::kick_peer(Stream& s) noexcept {
+void Keeper::kick_peer_locked(Stream& s) noexcept {
   if (s.peer_kick.size == 0) return;
   uint8_t bytes[wire::kKickSize];
   wire::encode(wire::Kick{s.channel_nonce}, bytes);

@@ -22,7 +22,8 @@ class Keeper {
   /// s has proved worth lifting. Starts the thread if need be.
   static void ask_for_lift(Stream& s) noexcept;
   /// Tells the peer's keeper to look at the control words. A hint: may be lost, then a timer looks.
-  static void kick_peer(Stream& s) noexcept;
+  /// tx or rx lock held: the address is the channel's.
+  static void kick_peer_locked(Stream& s) noexcept;
 
   /// Registers the channel's doorbell and the TCP socket. tx and rx locks held.
   static void watch_locked(Stream& s) noexcept;

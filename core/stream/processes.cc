@@ -187,13 +187,13 @@ void before_fork() noexcept RSOCK_NO_TSA {
   for (int i = 0;; ++i) {
     set_down_all("fork", false, patience);
     Keeper::before_fork();  // not earlier: the peers' answers are its work
-    lock_all_streams(g_epoll_lock);
+    lock_all_streams(g_epoll_lock.get());
     transport::lock_segments();  // last: channels park them under a stream's locks
     Unready unready{false};
     for_each_stream_locked(find_unready, &unready);
     if (!unready.found || i == 3 || patience.theirs.passed()) break;
     transport::unlock_segments();
-    unlock_all_streams(g_epoll_unlock);
+    unlock_all_streams(g_epoll_unlock.get());
     Keeper::after_fork_parent();
     add_holder_to_all(/*fresh_only=*/true);
   }
@@ -201,7 +201,7 @@ void before_fork() noexcept RSOCK_NO_TSA {
 
 void after_fork_parent(bool failed) noexcept RSOCK_NO_TSA {
   transport::unlock_segments();
-  unlock_all_streams(g_epoll_unlock);
+  unlock_all_streams(g_epoll_unlock.get());
   Keeper::after_fork_parent();
   if (failed) remove_holder_from_all();
   for_each_stream(ask_again, nullptr);
@@ -210,7 +210,7 @@ void after_fork_parent(bool failed) noexcept RSOCK_NO_TSA {
 
 void after_fork_child() noexcept {
   g_fork.reset_after_fork();
-  if (g_epoll_fork_child != nullptr) g_epoll_fork_child();
+  g_epoll_fork_child();
   slab_after_fork_child();
   transport::segments_after_fork_child();
   Keeper::after_fork_child();

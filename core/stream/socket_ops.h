@@ -11,6 +11,7 @@
 #include <sys/types.h>
 #include <sys/uio.h>
 
+#include <atomic>
 #include <cstddef>
 #include <memory>
 #include <optional>
@@ -55,19 +56,37 @@ bool before_close(int fd) noexcept;
 void for_each_program_range(unsigned first, unsigned last, void (*range)(unsigned, unsigned, void*),
                             void* arg) noexcept;
 
+/// A function of a room above, or none yet. Set once or again to the same, by any thread.
+template <typename Signature>
+class Hook;
+template <typename... A>
+class Hook<void(A...)> {
+ public:
+  using Function = void (*)(A...) noexcept;
+  // Relaxed, both: code was there before.
+  void operator=(Function f) noexcept { function_.store(f, std::memory_order_relaxed); }
+  Function get() const noexcept { return function_.load(std::memory_order_relaxed); }
+  void operator()(A... arguments) const noexcept {
+    if (const Function f = get(); f != nullptr) f(arguments...);
+  }
+
+ private:
+  std::atomic<Function> function_{nullptr};
+};
+
 /// Set by core/poll, which stands above: an epoll descriptor of ours is about to be closed, or was
 /// dup'ed.
-extern void (*g_epoll_close)(void* instance, int fd) noexcept;
-extern void (*g_epoll_dup)(void* instance, int copy) noexcept;
+extern Hook<void(void* instance, int fd)> g_epoll_close;
+extern Hook<void(void* instance, int copy)> g_epoll_dup;
 /// fd, a socket that may have been added to an instance before, is a stream from here on.
-extern void (*g_epoll_adopt)(Stream& s, int fd) noexcept;
+extern Hook<void(Stream& s, int fd)> g_epoll_adopt;
 /// One of several numbers of a stream is about to be closed; the number still works.
-extern void (*g_epoll_name_gone)(Stream& s, int fd) noexcept;
+extern Hook<void(Stream& s, int fd)> g_epoll_name_gone;
 /// Over a fork: every instance and the memory of items locked, unlocked in the parent, made anew in
 /// the child.
-extern void (*g_epoll_lock)() noexcept;
-extern void (*g_epoll_unlock)() noexcept;
-extern void (*g_epoll_fork_child)() noexcept;
+extern Hook<void()> g_epoll_lock;
+extern Hook<void()> g_epoll_unlock;
+extern Hook<void()> g_epoll_fork_child;
 
 // --- data
 // ------------------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ void end_tx_locked(Stream& s) noexcept RSOCK_REQUIRES(s.tx.mutex) {
     if (s.tx.state == TxState::kReplay) (void)flush_replay_locked(s);
   }
   s.channel->wake_peer();
-  Keeper::kick_peer(s);
+  Keeper::kick_peer_locked(s);
 }
 
 /// Bytes came that the program has not read, and the kernel does not know of them.
@@ -154,7 +154,7 @@ bool before_close(int fd) noexcept {
       FdTable::clear(fd);
       return true;
     case FdKind::kEpoll:
-      if (g_epoll_close != nullptr) g_epoll_close(FdTable::object(fd, FdKind::kEpoll), fd);
+      g_epoll_close(FdTable::object(fd, FdKind::kEpoll), fd);
       FdTable::clear(fd);
       return true;
     case FdKind::kStream:
@@ -168,7 +168,7 @@ bool before_close(int fd) noexcept {
   if (FdTable::kind_of(FdTable::clear(fd)) != FdKind::kStream) return true;
   if (s->fd_refs.fetch_sub(1, std::memory_order_acq_rel) > 1) {
     choose_other_fd(*s, fd);
-    if (g_epoll_name_gone != nullptr) g_epoll_name_gone(*s, fd);
+    g_epoll_name_gone(*s, fd);
     return true;
   }
   std::shared_ptr<Channel> last;

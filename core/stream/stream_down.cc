@@ -101,7 +101,7 @@ bool flush_replay_locked(Stream& s) noexcept {
     (void)os::shutdown(fd, SHUT_WR);
   }
   finish_tx_locked(s);
-  Keeper::kick_peer(s);
+  Keeper::kick_peer_locked(s);
   return true;
 }
 
@@ -194,11 +194,11 @@ void set_down(Stream& s, Reason reason) noexcept {
     s.rx.want_ready.store(false, std::memory_order_relaxed);
     freeze_rx_locked(s);
     s.channel->wake_peer();
+    Keeper::kick_peer_locked(s);
     s.rx.kicked_ns = monotonic_ns();
   }
   s.not_lifted.store(reason, std::memory_order_relaxed);
   RSOCK_LOG(kInfo, "fd %d: set down to TCP: %s", s.fd.load(std::memory_order_relaxed), reason);
-  Keeper::kick_peer(s);
   maybe_detach(s);
   wake_waiters(s);
 }
@@ -248,7 +248,7 @@ static void kick_again_locked(Stream& s) noexcept RSOCK_REQUIRES(s.rx.mutex) {
   const uint64_t now = monotonic_ns();
   if (now - s.rx.kicked_ns < kKickAgainNs) return;
   s.rx.kicked_ns = now;
-  Keeper::kick_peer(s);
+  Keeper::kick_peer_locked(s);
 }
 
 void attend(Stream& s) noexcept {
@@ -264,7 +264,7 @@ void attend(Stream& s) noexcept {
         s.tx.ring_done = true;
         s.channel->tx_set_replayed();
         s.tx_wanted.store(false, std::memory_order_relaxed);
-        Keeper::kick_peer(s);
+        Keeper::kick_peer_locked(s);
       } else if (s.channel->tx_peer_ready()) {
         s.tx_wanted.store(true, std::memory_order_release);
       }

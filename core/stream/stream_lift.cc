@@ -162,14 +162,13 @@ void try_ready(Stream& s) noexcept {
     if (!disagree) {
       s.channel->rx_set_ready();
       s.channel->wake_peer();
+      Keeper::kick_peer_locked(s);
     }
   }
   if (disagree) {
     s.pinned.store(true, std::memory_order_relaxed);
     set_down(s, "used without our seeing it");
-    return;
   }
-  Keeper::kick_peer(s);
 }
 
 void try_switch_tx(Stream& s) noexcept {

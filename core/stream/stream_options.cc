@@ -28,7 +28,7 @@ void track(int fd, bool nonblocking, bool connected_here) noexcept {
   if (s == nullptr) return;  // no memory: the socket is plain TCP
   s->connected_here = connected_here;
   FdTable::set(fd, FdKind::kStream, s);
-  if (g_epoll_adopt != nullptr) g_epoll_adopt(*s, fd);
+  g_epoll_adopt(*s, fd);
 }
 
 int64_t timeval_ns(const void* value, socklen_t len) noexcept {
@@ -158,7 +158,7 @@ void on_dup(int fd, int copy) noexcept {
       FdTable::set(copy, FdKind::kTcpSocket);
       return;
     case FdKind::kEpoll:
-      if (g_epoll_dup != nullptr) g_epoll_dup(FdTable::object(fd, FdKind::kEpoll), copy);
+      g_epoll_dup(FdTable::object(fd, FdKind::kEpoll), copy);
       return;
     case FdKind::kUnknown:
     case FdKind::kInternal:
