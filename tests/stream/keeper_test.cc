@@ -291,8 +291,10 @@ TEST_F(Keeper, IsNotStartedByAThreadThatMayBeInASignalHandler) {
     static int sender;
     sender = c.left;
     ::signal(SIGUSR1, [](int) {
+      const int saved_errno = errno;
       (void)do_send(sender, "x", 1);
       in_handler = keeper_threads();
+      errno = saved_errno;
     });
     ::raise(SIGUSR1);
     const bool none_in_handler = in_handler == 0;
