@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <utility>
 
 #include "core/base/config.h"
 #include "core/base/mutex.h"
@@ -44,7 +45,7 @@ bool postpone(ThreadSignals& t, int signal_number, siginfo_t* info, void* contex
   auto* mask = &static_cast<ucontext_t*>(context)->uc_sigmask;
   uint64_t before;
   memcpy(&before, mask, sizeof(before));
-  const uint64_t blocked = before | ~kNeverBlocked;
+  const uint64_t blocked = before | ~kNeverBlocked | bit(signal_number);
   raw_syscall(SYS_rt_sigprocmask, SIG_SETMASK, reinterpret_cast<long>(&blocked), 0,
               sizeof(blocked));
   // The kernel takes any si_code from a process that signals itself (kernel/signal.c,
@@ -53,26 +54,39 @@ bool postpone(ThreadSignals& t, int signal_number, siginfo_t* info, void* contex
                   signal_number, reinterpret_cast<long>(info)) < 0) {
     return false;
   }
-  if (!t.postponed) t.mask = before;
+  // Two that come at once lie on top of each other: the upper one's frame blocks the lower one's
+  // signal, the lower one's has what the program had.
+  t.mask = t.postponed ? t.mask & before : before;
   t.postponed = true;
   memcpy(mask, &blocked, sizeof(blocked));
   return true;
 }
 
+void reset_to_default(int signal_number, uintptr_t word) noexcept;
+void call(uintptr_t word, int signal_number, siginfo_t* info, void* context) noexcept(false);
+
 void on_signal(int signal_number, siginfo_t* info, void* context) noexcept(false) {
   // acquire: the flags are from the same store as the address.
   const uintptr_t word = g_words[signal_number].load(std::memory_order_acquire);
   ThreadSignals& t = thread_signals();
-  const bool fault = (bit(signal_number) & kNeverBlocked) != 0 && info->si_code > 0;
-  // SA_RESETHAND: the kernel has put the default in its place, which a second delivery would meet.
-  if (t.depth != 0 && !fault && (word & kOnce) == 0) {
+  const bool never = (bit(signal_number) & kNeverBlocked) != 0;
+  if (t.depth != 0 && !never && !standing_back()) {
     const int saved_errno = errno;
     const bool later = postpone(t, signal_number, info, context);
     errno = saved_errno;
     if (later) return;
   }
+  if ((word & kOnce) != 0) reset_to_default(signal_number, word);
   ++t.ran;
   if ((word & kRestart) == 0) ++t.broke;
+  // A fault in the middle of our work. Its handler may leave by siglongjmp, and the lock stays held;
+  // but other handlers must not wait for its end.
+  const int depth = std::exchange(t.depth, 0);
+  call(word, signal_number, info, context);
+  t.depth = depth;
+}
+
+void call(uintptr_t word, int signal_number, siginfo_t* info, void* context) noexcept(false) {
   const uintptr_t address = word & kAddress;
   if ((word & kInfo) != 0) {
     reinterpret_cast<WithInfo>(address)(signal_number, info, context);
@@ -101,20 +115,33 @@ struct sigaction covered(const struct sigaction& action) noexcept {
   struct sigaction ours = action;
   ours.sa_sigaction = &on_signal;
   ours.sa_flags |= SA_SIGINFO;
+  // Ours to do (reset_to_default): a postponed signal comes twice.
+  ours.sa_flags &= ~static_cast<int>(SA_RESETHAND);
   return ours;
+}
+
+void uncover_flags(struct sigaction& action, uintptr_t word) noexcept {
+  if ((word & kInfo) == 0) action.sa_flags &= ~SA_SIGINFO;
+  if ((word & kOnce) != 0) action.sa_flags |= static_cast<int>(SA_RESETHAND);
+}
+
+/// SA_RESETHAND: the kernel puts the default in the handler's place, and leaves the flags.
+void reset_to_default(int signal_number, uintptr_t word) noexcept {
+  const int saved_errno = errno;
+  struct sigaction now;
+  if (real.sigaction(signal_number, nullptr, &now) == 0 && is_ours(now)) {
+    now.sa_handler = SIG_DFL;
+    uncover_flags(now, word);
+    (void)real.sigaction(signal_number, &now, nullptr);
+  }
+  errno = saved_errno;
 }
 
 /// What the program set, in place of what the kernel has.
 void uncover(struct sigaction& action, uintptr_t word) noexcept {
-  if (!is_ours(action)) {
-    // SA_RESETHAND put the default there, and left the flags.
-    if (action.sa_handler == SIG_DFL && (word & kOnce) != 0 && (word & kInfo) == 0) {
-      action.sa_flags &= ~SA_SIGINFO;
-    }
-    return;
-  }
+  if (!is_ours(action)) return;
   action.sa_handler = reinterpret_cast<Plain>(word & kAddress);
-  if ((word & kInfo) == 0) action.sa_flags &= ~SA_SIGINFO;
+  uncover_flags(action, word);
 }
 
 /// Puts on_signal() before what the kernel has now, and notes flags that have changed.

@@ -51,6 +51,18 @@ void set_down_for_exec() noexcept {
   if (started() && own_process()) stream::before_exec();
 }
 
+/// With no thread of ours.
+template <typename Call>
+int alone(Call call) noexcept {
+  if (!started() || !own_process()) return call();
+  stream::before_unshare();
+  const int result = call();
+  const int saved_errno = errno;
+  stream::after_unshare();
+  errno = saved_errno;
+  return result;
+}
+
 void in_forking_parent(bool failed) noexcept {
   if (fork_was_begun()) stream::after_fork_parent(failed);
   end_fork();
@@ -257,13 +269,13 @@ RSOCK_EXPORT int rsock_prctl(int option, long a, long b, long c, long d) noexcep
 // The kernel refuses some namespaces to a process with several threads (unshare(2), setns(2)), and
 // ours would be the second.
 RSOCK_EXPORT int unshare(int flags) noexcept {
-  if (started() && own_process()) stream::before_unshare();
-  return real.unshare(flags);
+  constexpr int kAlone = CLONE_NEWUSER | CLONE_VM | CLONE_SIGHAND | CLONE_THREAD;
+  if ((flags & kAlone) == 0) return real.unshare(flags);
+  return alone([=] { return real.unshare(flags); });
 }
 
 RSOCK_EXPORT int setns(int fd, int kind) noexcept {
-  if (started() && own_process()) stream::before_unshare();
-  return real.setns(fd, kind);
+  return alone([=] { return real.setns(fd, kind); });
 }
 
 RSOCK_EXPORT void pthread_exit(void* result) {

@@ -153,6 +153,8 @@ bool tracking() noexcept {
   return !inside_library() && start() && config().enabled && own_process();
 }
 
+bool standing_back() noexcept { return g_stands_back.load(std::memory_order_relaxed); }
+
 void stand_back() noexcept {
   if (!own_process()) return;
   // The line is due now: at the exit there may be no way to write it.
@@ -180,7 +182,8 @@ bool begin_fork() noexcept RSOCK_NO_TSA {
     return false;
   }
   g_mutex.lock();
-  g_fork_begun = started();
+  // A child that passed every hook by may have the keeper's lock as a thread of its parent held it.
+  g_fork_begun = started() && own_process();
   return g_fork_begun;
 }
 

@@ -16,6 +16,7 @@ bool tracking() noexcept;
 /// From here on nothing is tracked, and nothing of ours makes a system call that the program did
 /// not make: it is about to forbid itself most of them.
 void stand_back() noexcept;
+bool standing_back() noexcept;
 
 /// Started already? Never starts.
 bool started() noexcept;

@@ -160,6 +160,16 @@ void ask_again_later(Stream& s, uint32_t generation) noexcept {
 
 void set_first_pause(uint64_t ns) noexcept { g_first_pause_ns = ns; }
 
+/// A signal handler that finds kStarting leaves its request to whom it interrupted.
+static KeeperLife start_if_none(KeeperInside& in) noexcept {
+  KeeperLife life = KeeperLife::kNone;
+  if (in.life.compare_exchange_strong(life, KeeperLife::kStarting, std::memory_order_seq_cst)) {
+    life = start(in) ? KeeperLife::kRunning : KeeperLife::kBroken;
+    in.life.store(life, std::memory_order_seq_cst);
+  }
+  return life;
+}
+
 void Keeper::ask_for_lift(Stream& s) noexcept {
   KeeperInside& in = inside();
   push_request(in, s);
@@ -169,11 +179,7 @@ void Keeper::ask_for_lift(Stream& s) noexcept {
       s.lift_asked.store(false, std::memory_order_seq_cst);  // the next call asks again
       return;
     }
-    // A signal handler that finds kStarting leaves its request to whom it interrupted.
-    if (in.life.compare_exchange_strong(life, KeeperLife::kStarting, std::memory_order_seq_cst)) {
-      life = start(in) ? KeeperLife::kRunning : KeeperLife::kBroken;
-      in.life.store(life, std::memory_order_seq_cst);
-    }
+    life = start_if_none(in);
   }
   if (life == KeeperLife::kRunning) wake_keeper();
   if (life == KeeperLife::kBroken)
@@ -270,6 +276,17 @@ void Keeper::stop() noexcept {
     timespec nap{0, 50'000};
     (void)os::ppoll(nullptr, 0, &nap, nullptr, 0);
   }
+}
+
+void Keeper::resume() noexcept {
+  KeeperInside& in = inside();
+  bool owing = in.adopted.load(std::memory_order_acquire) > 0;
+  for_each_stream(
+      [](Stream& s, void* o) {
+        if (s.has_channel.load(std::memory_order_acquire)) *static_cast<bool*>(o) = true;
+      },
+      &owing);
+  if (owing) start_if_none(in);
 }
 
 void Keeper::first_thread_ends() noexcept {

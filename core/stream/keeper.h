@@ -45,6 +45,8 @@ class Keeper {
   /// Ends the thread, if it runs; the next stream that is worth lifting starts it again. Returns
   /// when the kernel has forgotten it, or after a second.
   static void stop() noexcept;
+  /// Starts it again if anything is owed that nobody else would see to.
+  static void resume() noexcept;
   /// From now on the thread looks whether it is the only one left, and ends the process then: libc
   /// counts it among those that keep it alive.
   static void first_thread_ends() noexcept;

@@ -183,7 +183,7 @@ uint64_t run_owed_timers(uint64_t now) noexcept {
 /// Segments of channels that went wait for another use, not for long.
 uint64_t run_tidy_timer(uint64_t now) noexcept {
   constexpr uint64_t kEveryNs = 1'000'000'000;
-  constexpr int kRounds = 3;  // at least: the channel goes a little after we hear of it
+  constexpr int kRounds = 10;  // at least: the channel goes a little after we hear of it
   KeeperInside& in = inside();
   if (!in.tidying.load(std::memory_order_acquire)) return UINT64_MAX;
   if (in.tidy_at == 0) in.tidy_at = now + kEveryNs;

@@ -255,6 +255,8 @@ void before_unshare() noexcept {
   set_down_all("unshare or setns", false, Patience::at_most(kHandOverNs));  // what was lifted meanwhile
 }
 
+void after_unshare() noexcept { Keeper::resume(); }
+
 void first_thread_ends() noexcept { Keeper::first_thread_ends(); }
 
 void before_exit() noexcept {

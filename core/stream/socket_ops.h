@@ -149,6 +149,7 @@ void before_sandbox() noexcept;
 /// Before unshare and setns: sets every stream down and ends the keeper, so that the process has
 /// only its own threads. Both come back when they are wanted.
 void before_unshare() noexcept;
+void after_unshare() noexcept;
 /// The first thread ends alone (pthread_exit): the process ends with the last other one, and the
 /// keeper is none.
 void first_thread_ends() noexcept;

@@ -151,6 +151,7 @@ void before_exec() noexcept { note("before_exec"); }
 void before_exit() noexcept { note("before_exit"); }
 void before_sandbox() noexcept { note("before_sandbox"); }
 void before_unshare() noexcept { note("before_unshare"); }
+void after_unshare() noexcept {}
 void first_thread_ends() noexcept { note("first_thread_ends"); }
 
 }  // namespace rsock::stream

@@ -65,6 +65,7 @@ void park_segment(ShmSegment segment, Reuse reuse, os::OwnedFd doorbell) noexcep
 }
 
 std::optional<CreatedSegment> take_segment(size_t ring_size, const Partner& partner) noexcept {
+  if (!partner.is_known()) return std::nullopt;
   Pool& p = pool();
   MutexLock lock(p.mutex);
   for (auto& place : p.places) {
@@ -85,7 +86,7 @@ bool tidy_segments(uint64_t now_ns) noexcept {
   MutexLock lock(p.mutex);
   bool waiting = false;
   for (auto& place : p.places) {
-    if (place && now_ns - place->since > kKeepNs) place.reset();
+    if (place && place->since + kKeepNs < now_ns) place.reset();
     waiting |= place.has_value();
   }
   return waiting;

@@ -27,6 +27,9 @@ namespace rsock::transport {
 struct Partner {
   pid_t pid = 0;
   uid_t uid = 0;
+  /// Processes of other pid namespaces are all 0 to us (net/core/sock.c, cred_to_ucred): nobody can
+  /// say which.
+  bool is_known() const noexcept { return pid != 0; }
   bool operator==(const Partner&) const = default;
 };
 

@@ -77,8 +77,19 @@ void ShmSegment::write_page() noexcept {
 }
 
 void ShmSegment::begin_again() noexcept {
+  // The bells go on counting: a thread of the callee's that read one just before may only now go to
+  // sleep on it, and must not find the old value again.
+  uint32_t bells[2][2];
+  for (int i = 0; i < 2; ++i) {
+    bells[i][0] = page().direction[i].rx_bell.load(std::memory_order_relaxed);
+    bells[i][1] = page().direction[i].tx_bell.load(std::memory_order_relaxed);
+  }
   memset(base_, 0, wire::kControlPageSize);
   write_page();
+  for (int i = 0; i < 2; ++i) {
+    page().direction[i].rx_bell.store(bells[i][0] + 1, std::memory_order_relaxed);
+    page().direction[i].tx_bell.store(bells[i][1] + 1, std::memory_order_relaxed);
+  }
 }
 
 wire::Checked<ShmSegment> adopt_segment(int fd, uint64_t ring_size) noexcept {
