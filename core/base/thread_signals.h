@@ -63,6 +63,11 @@ inline void handlers_after_fork_child() noexcept {
 class HandlerWatch {
  public:
   HandlerWatch() noexcept : ran_(thread_signals().ran), broke_(thread_signals().broke) {}
+  /// A call that has moved nothing, and has no time limit, begins again after a handler with
+  /// SA_RESTART: what ran so far was before it.
+  void begin_again() noexcept {
+    if (!broken()) *this = HandlerWatch();
+  }
   /// For calls that SA_RESTART begins again.
   bool broken() const noexcept { return thread_signals().broke != broke_; }
   /// For calls that end whatever SA_RESTART says: poll and its kin, waits with a time limit, and those

@@ -19,6 +19,7 @@
 namespace rsock::stream {
 namespace {
 
+constexpr uint64_t kSettleNs = 300'000'000;
 constexpr uint64_t kSecondNs = 1'000'000'000;
 constexpr uint64_t kLongestPauseNs = 300 * kSecondNs;
 constinit uint64_t g_first_pause_ns = 10 * kSecondNs;
@@ -144,6 +145,10 @@ void remember_attached(Stream& s, uint64_t nonce) noexcept {
            !a.stream->has_channel.load(std::memory_order_acquire);
   });
   in.attached.push_back(Attached{&s, nonce});
+  // The peer's READY comes with a kick. The queue of kicks is short (net.unix.max_dgram_qlen), and
+  // channels come in crowds; a direction without traffic would never find out.
+  in.settle_until = monotonic_ns() + kSettleNs;
+  in.owing.store(1, std::memory_order_release);
   s.attempts = 0;
 }
 

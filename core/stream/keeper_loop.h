@@ -54,6 +54,7 @@ struct KeeperInside {
   std::vector<Due> strict;
   std::vector<Due> later;  // a heap
   uint64_t tidy_at = 0;    // 0: nothing to tidy
+  uint64_t settle_until = 0;  // channels are new: their kicks may have been lost
   int tidy_rounds = 0;
 
   // Any thread:

@@ -169,13 +169,16 @@ uint64_t run_later_timers(uint64_t now) noexcept {
 uint64_t run_owed_timers(uint64_t now) noexcept {
   KeeperInside& in = inside();
   if (in.owing.load(std::memory_order_acquire) == 0) return UINT64_MAX;
+  const bool settling = now < in.settle_until;
   int owing = 0;
   for (size_t i = 0; i < in.attached.size(); ++i) {
     Stream& s = *in.attached[i].stream;
     if (s.channel_nonce != in.attached[i].nonce) continue;
+    if (settling) notice_ready(s);
     if (owes(s)) tend(s);
     if (owes(s)) ++owing;
   }
+  if (settling) ++owing;
   in.owing.store(owing, std::memory_order_release);
   return owing != 0 ? now + kOwedCheckNs : UINT64_MAX;
 }

@@ -14,6 +14,8 @@ namespace rsock::stream {
 /// channel is dropped by the caller.
 bool attach(Stream& s, uint32_t generation, uint64_t cookie, std::shared_ptr<Channel> channel,
             uint64_t nonce, const wire::SocketName& peer_kick) noexcept;
+/// Looks whether the peer is ready for what we send, and switches if it can.
+void notice_ready(Stream& s) noexcept;
 /// Receiver: promises that no reader can miss the switch, if none is in the kernel now.
 void try_ready(Stream& s) noexcept;
 /// Sender: fixes N and goes on in the ring, if the peer is ready and nobody is in the kernel.

@@ -74,15 +74,20 @@ bool has_cookie(int fd, uint64_t cookie) noexcept {
   return os::getsockopt(fd, SOL_SOCKET, SO_COOKIE, &now, &len) && now == cookie;
 }
 
+/// Whoever leaves the kernel last switches.
+void notice_ready_if_free(Stream& s) noexcept {
+  if (!s.tx.mutex.try_lock()) return;
+  if (s.channel && s.tx.state == TxState::kKernel && !s.tx.ring_done && !s.tx.shut &&
+      s.channel->tx_peer_ready()) {
+    s.tx_wanted.store(true, std::memory_order_release);
+  }
+  s.tx.mutex.unlock();
+}
+
 /// The peer's word that it is ready comes with a kick, which may be lost; then nobody else would
 /// look and the stream would stay on TCP. Traffic that is still there looks itself, now and then.
 void look_for_ready(Stream& s) noexcept {
-  if ((s.calls.fetch_add(1, std::memory_order_relaxed) & 15) != 0 || !s.tx.mutex.try_lock()) return;
-  if (s.channel && s.tx.state == TxState::kKernel && !s.tx.ring_done && !s.tx.shut &&
-      s.channel->tx_peer_ready()) {
-    s.tx_wanted.store(true, std::memory_order_release);  // whoever leaves the kernel last switches
-  }
-  s.tx.mutex.unlock();
+  if ((s.calls.fetch_add(1, std::memory_order_relaxed) & 15) == 0) notice_ready_if_free(s);
 }
 
 }  // namespace
@@ -141,6 +146,11 @@ bool attach(Stream& s, uint32_t generation, uint64_t cookie, std::shared_ptr<Cha
   s.rx.want_ready.store(true, std::memory_order_release);
   try_ready(s);
   return true;
+}
+
+void notice_ready(Stream& s) noexcept {
+  notice_ready_if_free(s);
+  if (s.tx_wanted.load(std::memory_order_acquire)) try_switch_tx(s);
 }
 
 void try_ready(Stream& s) noexcept {

@@ -100,9 +100,10 @@ long recv_managed(Stream& s, int fd, const iovec* iov, size_t n, size_t total, s
       (flags & MSG_DONTWAIT) == 0 && !s.nonblocking.load(std::memory_order_relaxed);
   const Deadline deadline =
       Deadline::from_option(blocking ? s.rcv_timeout_ns.load(std::memory_order_relaxed) : 0);
-  const HandlerWatch since;
+  HandlerWatch since;
   MutexLock lock(s.rx.mutex);
   for (;;) {
+    if (*done == 0 && deadline.is_never()) since.begin_again();
     if (!s.owned_by(generation) || s.closed.load(std::memory_order_relaxed)) return -EBADF;
     long got = rx_try_locked(s, fd, iov, n, *done, total - *done, flags);
     long waited = 0;

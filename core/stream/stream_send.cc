@@ -2,6 +2,8 @@
 
 #include <fcntl.h>
 
+#include <algorithm>
+
 #include "core/os/os.h"
 #include "core/stream/bounce_buffer.h"
 #include "core/stream/deadline.h"
@@ -17,9 +19,10 @@ namespace {
 enum class Step : uint8_t { kDone, kKernel, kError };
 
 /// Room in the ring, or the direction changed, within the spin?
-bool spin_for_room_locked(Stream& s, SpinBudget& spin) noexcept RSOCK_REQUIRES(s.tx.mutex) {
+bool spin_for_room_locked(Stream& s, SpinBudget& spin, size_t need) noexcept
+    RSOCK_REQUIRES(s.tx.mutex) {
   while (spin.more()) {
-    if (s.channel->tx_room() != 0) {
+    if (s.channel->tx_room(need) >= need) {
       spin.hit();
       return true;
     }
@@ -29,18 +32,18 @@ bool spin_for_room_locked(Stream& s, SpinBudget& spin) noexcept RSOCK_REQUIRES(s
   return false;
 }
 
-/// Sleeps until there may be room. Lock held on entry and return. 0: look again; else -errno.
+/// Sleeps until there may be `need` bytes of room. Lock held on entry and return. 0: look again; else -errno.
 /// `partial`: bytes were taken already, so a signal ends the call, whatever SA_RESTART says
 /// (tcp_sendmsg returns the count).
 long wait_for_room_locked(Stream& s, Deadline deadline, const HandlerWatch& since,
-                          bool partial) noexcept RSOCK_REQUIRES(s.tx.mutex) {
+                          size_t need, bool partial) noexcept RSOCK_REQUIRES(s.tx.mutex) {
   SpinBudget spin(s.tx.spin);
-  if (s.tx.state == TxState::kRing && spin_for_room_locked(s, spin)) return 0;
+  if (s.tx.state == TxState::kRing && spin_for_room_locked(s, spin, need)) return 0;
   std::shared_ptr<Channel> ch = s.channel;
   const uint32_t bell = ch->tx_bell();
   ch->tx_arm(transport::Sleep::kFutex);
   if (s.tx.state == TxState::kRing &&
-      (ch->tx_room() != 0 || ch->tx_turn().kind != TurnKind::kOpen ||
+      (ch->tx_room(need) >= need || ch->tx_turn().kind != TurnKind::kOpen ||
        s.peer_gone.load(std::memory_order_acquire))) {
     return 0;
   }
@@ -83,6 +86,13 @@ bool takes_whole_locked(Stream& s, size_t total) noexcept RSOCK_REQUIRES(s.tx.mu
          s.channel->tx_failed();
 }
 
+/// Who was told that there is no room finds some when a third is free, as with the kernel
+/// (sk_stream_wait_memory() in net/core/stream.c): until then a blocking send takes nothing.
+size_t room_to_begin_locked(Stream& s, size_t total) noexcept RSOCK_REQUIRES(s.tx.mutex) {
+  if (!s.tx_nospace.load(std::memory_order_relaxed)) return 1;
+  return std::min(total, s.channel->capacity() / 3);
+}
+
 Step send_managed(Stream& s, const iovec* iov, size_t n, size_t total, size_t* done, int flags,
                   long* error, bool* fin) noexcept {
   const uint32_t generation = s.generation.load(std::memory_order_relaxed);
@@ -90,9 +100,11 @@ Step send_managed(Stream& s, const iovec* iov, size_t n, size_t total, size_t* d
       (flags & MSG_DONTWAIT) == 0 && !s.nonblocking.load(std::memory_order_relaxed);
   const Deadline deadline =
       Deadline::from_option(blocking ? s.snd_timeout_ns.load(std::memory_order_relaxed) : 0);
-  const HandlerWatch since;
+  size_t need = 1;
+  HandlerWatch since;
   MutexLock lock(s.tx.mutex);
   for (;;) {
+    if (*done == 0 && deadline.is_never()) since.begin_again();
     if (!s.owned_by(generation) || s.closed.load(std::memory_order_relaxed)) {
       *error = -EBADF;
       return Step::kError;
@@ -118,12 +130,13 @@ Step send_managed(Stream& s, const iovec* iov, size_t n, size_t total, size_t* d
     }
     if (s.tx.state == TxState::kRing) {
       if (*done >= total) return Step::kDone;
+      need = blocking && *done == 0 ? room_to_begin_locked(s, total) : 1;
       if (!blocking && *done == 0 && !takes_whole_locked(s, total)) {
         s.tx_nospace.store(true, std::memory_order_relaxed);
         *error = -EAGAIN;
         return Step::kError;
       }
-      if (write_ring_locked(s, iov, n, total, done)) continue;
+      if (s.channel->tx_room(need) >= need && write_ring_locked(s, iov, n, total, done)) continue;
       if (s.channel->tx_failed()) {
         *error = -EPROTO;
         return Step::kError;
@@ -136,7 +149,7 @@ Step send_managed(Stream& s, const iovec* iov, size_t n, size_t total, size_t* d
       *error = -EAGAIN;
       return Step::kError;
     }
-    if (const long e = wait_for_room_locked(s, deadline, since, *done != 0); e != 0) {
+    if (const long e = wait_for_room_locked(s, deadline, since, need, *done != 0); e != 0) {
       *error = e;
       return Step::kError;
     }
