@@ -206,9 +206,10 @@ bool ours(long number, long first) noexcept {
       return FdTable::word(static_cast<int>(first)) != 0;
     case SYS_ppoll:
     case SYS_pselect6:
+      return poll::may_matter();
     case SYS_epoll_pwait:
     case SYS_epoll_pwait2:
-      return poll::may_matter();
+      return FdTable::kind(static_cast<int>(first)) == FdKind::kEpoll;
 #ifdef SYS_fork
     case SYS_fork:
 #endif

@@ -37,8 +37,9 @@ int width(int n) noexcept { return n > FD_SETSIZE && started() ? poll::select_wi
 
 bool is_epoll(int epfd) noexcept { return FdTable::kind(epfd) == FdKind::kEpoll; }
 
-/// epoll_wait in all its forms: to the library where it knows the instance and a stream exists.
-bool for_us(int epfd) noexcept { return is_epoll(epfd) && poll::may_matter(); }
+/// epoll_wait in all its forms: to the library where it knows the instance, also when no stream
+/// exists any more: an event of ours may still lie in the kernel's set.
+bool for_us(int epfd) noexcept { return is_epoll(epfd); }
 
 int note_epoll(int epfd) noexcept {
   if (epfd >= 0 && tracking()) poll::on_epoll_create(epfd);

@@ -63,28 +63,12 @@ bool writable_now(int fd) noexcept {
   return raw_syscall(SYS_ppoll, word(&p), 1, word(&zero), 0, 0) == 1 && (p.revents & POLLOUT) != 0;
 }
 
-/// A write whose SIGPIPE never reaches the program: a reader of stderr that went away is no reason
-/// to die of our line. Blocks the signal in this thread, and takes it back if it was ours.
-void write_to_pipe(int fd, const char* line, size_t n) noexcept {
-  const uint64_t pipe_bit = uint64_t{1} << (SIGPIPE - 1);
-  uint64_t before = 0;
-  uint64_t pending = 0;
-  raw_syscall(SYS_rt_sigprocmask, SIG_BLOCK, word(&pipe_bit), word(&before), kKernelSigset);
-  raw_syscall(SYS_rt_sigpending, word(&pending), kKernelSigset);
-  const long r = raw_syscall(SYS_write, fd, word(line), static_cast<long>(n));
-  if (r == -EPIPE && (pending & pipe_bit) == 0) {
-    const timespec zero{0, 0};
-    raw_syscall(SYS_rt_sigtimedwait, word(&pipe_bit), 0, word(&zero), kKernelSigset);
-  }
-  raw_syscall(SYS_rt_sigprocmask, SIG_SETMASK, word(&before), 0, kKernelSigset);
-}
-
 /// stderr may be anything by now. Never block on it, never die of it, and never write to a TCP
 /// socket: it could be a stream that we have lifted.
 void write_to_stderr(const char* line, size_t n) noexcept {
   switch (type_of(kStderr)) {
     case S_IFIFO:
-      if (writable_now(kStderr)) write_to_pipe(kStderr, line, n);
+      if (writable_now(kStderr)) write_quietly(kStderr, line, n);
       break;
     case S_IFSOCK: {
       int domain = AF_UNSPEC;
@@ -100,7 +84,7 @@ void write_to_stderr(const char* line, size_t n) noexcept {
       if (!writable_now(kStderr)) break;
       [[fallthrough]];
     default:
-      raw_syscall(SYS_write, kStderr, word(line), static_cast<long>(n));
+      write_quietly(kStderr, line, n);
   }
 }
 
@@ -109,14 +93,32 @@ bool write_to_file(const char* name, const char* line, size_t n) noexcept {
       raw_syscall(SYS_openat, AT_FDCWD, word(name),
                   O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NOCTTY | O_NONBLOCK, 0644);
   if (fd < 0) return false;
-  const long r = type_of(static_cast<int>(fd)) == S_IFIFO
-                     ? (write_to_pipe(static_cast<int>(fd), line, n), 0)
-                     : raw_syscall(SYS_write, fd, word(line), static_cast<long>(n));
+  // What is lost here (a reader that went away, a full disk, RLIMIT_FSIZE) would not fare better on
+  // stderr.
+  write_quietly(static_cast<int>(fd), line, n);
   raw_syscall(SYS_close, fd);
-  return r >= 0;
+  return true;
 }
 
 }  // namespace
+
+long write_quietly(int fd, const void* data, size_t n) noexcept {
+  const uint64_t ours = uint64_t{1} << (SIGPIPE - 1) | uint64_t{1} << (SIGXFSZ - 1);
+  uint64_t before = 0;
+  uint64_t pending = 0;
+  raw_syscall(SYS_rt_sigprocmask, SIG_BLOCK, word(&ours), word(&before), kKernelSigset);
+  raw_syscall(SYS_rt_sigpending, word(&pending), kKernelSigset);
+  const long r = raw_syscall(SYS_write, fd, word(data), static_cast<long>(n));
+  const uint64_t raised = r == -EPIPE  ? uint64_t{1} << (SIGPIPE - 1)
+                          : r == -EFBIG ? uint64_t{1} << (SIGXFSZ - 1)
+                                        : 0;
+  if (raised != 0 && (pending & raised) == 0) {
+    const timespec zero{0, 0};
+    raw_syscall(SYS_rt_sigtimedwait, word(&raised), 0, word(&zero), kKernelSigset);
+  }
+  raw_syscall(SYS_rt_sigprocmask, SIG_SETMASK, word(&before), 0, kKernelSigset);
+  return r;
+}
 
 void note_stderr() noexcept {
   struct stat now;

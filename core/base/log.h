@@ -12,6 +12,10 @@
 
 namespace rsock {
 
+/// write(2) whose SIGPIPE or SIGXFSZ (RLIMIT_FSIZE) never reaches the program: it did not ask for the
+/// line. Value or -errno. Async-signal-safe.
+long write_quietly(int fd, const void* data, size_t n) noexcept;
+
 /// Notes which file descriptor 2 is now: lines go there only as long as it is the same one. A
 /// daemon closes its stderr, and 2 is the next number for a file of its data. Before it was called:
 /// whatever is there.

@@ -196,12 +196,13 @@ class RingReader {
     return n != 0 && release(n) ? n : 0;
   }
 
-  /// read() into one short piece. May give less at the ring's edge.
+  /// read() into one short piece. Nothing (0) when it would cross the edge: half of what is there
+  /// looks to the program as if that were all.
   size_t take(void* to, size_t limit) noexcept {
     if (known_bytes() < limit) refresh();
     const size_t at = head_ & (capacity_ - 1);
-    const size_t n = std::min({limit, known_bytes(), capacity_ - at});
-    if (n == 0) return 0;
+    const size_t n = std::min(limit, known_bytes());
+    if (n == 0 || n > capacity_ - at) return 0;
     std::memcpy(to, base_ + at, n);
     return release(n) ? n : 0;
   }

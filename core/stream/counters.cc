@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "core/base/config.h"
+#include "core/base/log.h"
 #include "core/os/os.h"
 
 namespace rsock::stream {
@@ -155,7 +156,7 @@ void write_summary() noexcept {
   format(all, &line);
   const auto fd = os::open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
   if (!fd) return;
-  (void)os::write(*fd, line.data(), line.size());  // one write: lines of processes do not mix
+  (void)write_quietly(*fd, line.data(), line.size());  // one write: lines of processes do not mix
   (void)os::close(*fd);
 }
 

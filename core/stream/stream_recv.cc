@@ -121,6 +121,13 @@ long recv_managed(Stream& s, int fd, const iovec* iov, size_t n, size_t total, s
       continue;
     }
     *done += static_cast<size_t>(got);
+    // At the switch, what follows is in the ring. A count shorter than asked for means to many that
+    // all is read (epoll(7), EPOLLET), and no edge would follow.
+    while (s.rx.state == RxState::kTcp && *done < total && (flags & MSG_PEEK) == 0) {
+      const long more = rx_try_locked(s, fd, iov, n, *done, total - *done, flags);
+      if (more <= 0) break;
+      *done += static_cast<size_t>(more);
+    }
     if (*done >= total || (flags & MSG_WAITALL) == 0 || (flags & MSG_PEEK) != 0) {
       return static_cast<long>(*done);
     }
@@ -208,7 +215,10 @@ std::optional<long> recv_by_kernel(Stream& s, int flags, KernelCall kernel) {
   if (__builtin_expect(s.error.load(std::memory_order_relaxed) != 0, 0)) {
     if (const int e = error_before_bytes(s); e != 0) return -e;
   }
-  return count_received(s, judge_kernel_end(s, kernel()), flags);
+  const long r = judge_kernel_end(s, kernel());
+  // RSOCK_STRICT shut the connection while this call waited: that is no end of the stream.
+  if (const int e = strict_error(s); __builtin_expect(e != 0, 0) && r <= 0) return -e;
+  return count_received(s, r, flags);
 }
 
 size_t recv_short(Stream& s, void* to, size_t n, int flags) noexcept {

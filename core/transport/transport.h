@@ -101,7 +101,7 @@ class Channel {
   /// bytes.
   virtual size_t rx_read(const iovec* iov, size_t n, size_t skip, size_t limit,
                          bool peek) noexcept = 0;
-  /// rx_read() into one piece of up to kShort bytes. May give less than there is; 0 says nothing.
+  /// rx_read() into one piece of up to kShort bytes. All of it that is there, or 0 and rx_read() knows more.
   virtual size_t rx_take(void* to, size_t n) noexcept = 0;
   /// Consumes up to n bytes without copying (MSG_TRUNC on TCP). Returns the bytes.
   virtual size_t rx_discard(size_t n) noexcept = 0;
