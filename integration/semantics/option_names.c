@@ -56,6 +56,8 @@ static void stamp_times(struct Pair* pair) {
   open_stream(pair);
   const int on = 1;
   show("set", setsockopt(pair->stream, SOL_SOCKET, SO_TIMESTAMPNS_NEW, &on, sizeof(on)));
+  /* The kernel begins to stamp packets a little later (netstamp_work in net/core/dev.c). */
+  sleep_ms(100);
   tell(pair);
   char bytes[100], control[256];
   struct iovec iov = {bytes, sizeof(bytes)};
