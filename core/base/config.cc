@@ -130,9 +130,11 @@ void set_summary(const Source& s) noexcept { set_file(s, g_summary_file, g_confi
 void set_count(const Source& s, uint64_t least, uint64_t most, uint32_t& field) noexcept {
   uint64_t v = 0;
   if (!parse_count(s.value, v) || v < least || v > most) {
-    complain("%s: '%.*s' is not a number from %llu to %llu; using %u", s.name, shown(s.value),
+    char instead[24] = "the default";  // 0 where the default depends on more than a number
+    if (field != 0) snprintf(instead, sizeof(instead), "%u", field);
+    complain("%s: '%.*s' is not a number from %llu to %llu; using %s", s.name, shown(s.value),
              s.value.data, static_cast<unsigned long long>(least),
-             static_cast<unsigned long long>(most), field);
+             static_cast<unsigned long long>(most), instead);
     return;
   }
   field = static_cast<uint32_t>(v);
