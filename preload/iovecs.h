@@ -13,7 +13,7 @@
 
 namespace rsock::preload {
 
-constexpr size_t kMaxPieces = 1024;  // UIO_MAXIOV
+using stream::kMaxPieces;
 
 inline long send_pieces(Stream* s, int fd, const iovec* iov, size_t count, int flags,
                         stream::KernelCall kernel) {

@@ -126,10 +126,19 @@ Result<int> getsockopt_int(int fd, int level, int name) noexcept {
   return v;
 }
 
-Result<int> poll(pollfd* fds, size_t n, int timeout_ms) noexcept {
-  if (timeout_ms < 0) return ppoll(fds, n, nullptr, nullptr, 0);
-  timespec ts{timeout_ms / 1000, (timeout_ms % 1000) * 1'000'000L};
-  return ppoll(fds, n, &ts, nullptr, 0);
+Result<uint64_t> getsockopt_u64(int fd, int name) noexcept {
+  uint64_t v = 0;
+  socklen_t len = sizeof(v);
+  const long r = ask(SYS_getsockopt, fd, SOL_SOCKET, name, &v, &len);
+  if (r < 0) return fail(static_cast<int>(-r));
+  return v;
+}
+
+short poll_now(int fd, short events) noexcept {
+  pollfd p{fd, events, 0};
+  timespec now{0, 0};
+  const Result<int> r = ppoll(&p, 1, &now, nullptr, 0);
+  return r && *r > 0 ? p.revents : 0;
 }
 Result<int> ppoll(pollfd* fds, size_t n, timespec* timeout, const void* sigmask,
                   size_t sigmask_size) noexcept {

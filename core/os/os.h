@@ -54,8 +54,11 @@ Result<void> setsockopt(int fd, int level, int name, const void* value, socklen_
 
 /// An int-valued option, the common case.
 Result<int> getsockopt_int(int fd, int level, int name) noexcept;
+/// A 64-bit one of SOL_SOCKET: cookies.
+Result<uint64_t> getsockopt_u64(int fd, int name) noexcept;
 
-Result<int> poll(pollfd* fds, size_t n, int timeout_ms) noexcept;
+/// poll(2)'s events of one descriptor that hold now; 0 also on an error.
+short poll_now(int fd, short events) noexcept;
 /// sigmask may be null. timeout null: for ever. The kernel updates *timeout.
 Result<int> ppoll(pollfd* fds, size_t n, timespec* timeout, const void* sigmask,
                   size_t sigmask_size) noexcept;

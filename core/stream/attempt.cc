@@ -69,12 +69,6 @@ std::optional<wire::FourTuple> tuple_of(int fd) noexcept {
                                reinterpret_cast<sockaddr*>(&remote), remote_len);
 }
 
-uint64_t option_u64(int fd, int name) noexcept {
-  uint64_t v = 0;
-  socklen_t len = sizeof(v);
-  return os::getsockopt(fd, SOL_SOCKET, name, &v, &len) ? v : 0;
-}
-
 /// In a user namespace all users that are not mapped look like the overflow uid, each the same as
 /// any other: then it proves nothing.
 bool may_be_anybody(uid_t uid) noexcept {
@@ -111,7 +105,7 @@ Reason examine(Attempt& a) noexcept {
   const int fd = s.fd.load(std::memory_order_relaxed);
   // The number may become another connection's while it is asked about: attach() compares the
   // cookie once more, under the stream's locks.
-  a.own_cookie = option_u64(fd, SO_COOKIE);
+  a.own_cookie = os::getsockopt_u64(fd, SO_COOKIE).value_or(0);
   {
     MutexLock lock(s.rx.mutex);
     if (!sole_holder(s)) {
@@ -140,22 +134,15 @@ Reason examine(Attempt& a) noexcept {
     return "sock_diag refused";
   }
   a.peer = *facts;
-  a.name = wire::rendezvous_name(*tuple, option_u64(fd, SO_NETNS_COOKIE));
-  if (option_u64(fd, SO_COOKIE) != a.own_cookie) return "not connected";  // closed meanwhile
+  a.name = wire::rendezvous_name(*tuple, os::getsockopt_u64(fd, SO_NETNS_COOKIE).value_or(0));
+  if (os::getsockopt_u64(fd, SO_COOKIE).value_or(0) != a.own_cookie) return "not connected";  // closed meanwhile
   return nullptr;
 }
 
 // --- its connection ---
 
 void watch(Attempt& a, int fd) noexcept {
-  epoll_event event{};
-  event.events = EPOLLIN | EPOLLRDHUP;
-  event.data.u64 = reinterpret_cast<uint64_t>(&a) | static_cast<uint64_t>(KeeperTag::kAttempt);
-  (void)os::epoll_ctl(keeper().epoll.get(), EPOLL_CTL_ADD, fd, &event);
-}
-
-void unwatch(int fd) noexcept {
-  (void)os::epoll_ctl(keeper().epoll.get(), EPOLL_CTL_DEL, fd, nullptr);
+  (void)keeper_watch(fd, EPOLLIN | EPOLLRDHUP, tagged(&a, KeeperTag::kAttempt));
 }
 
 void drop_connection(Attempt& a) noexcept {

@@ -54,9 +54,8 @@ struct alignas(8) Attempt {
 Reason examine(Attempt& a) noexcept;
 /// The Unix peer must be root or who owns the other end of the TCP connection (D11). Notes who it is.
 bool peer_may_speak(Attempt& a) noexcept;
-/// Events of fd come to this attempt, or no longer.
+/// Events of fd come to this attempt, until keeper_unwatch().
 void watch(Attempt& a, int fd) noexcept;
-void unwatch(int fd) noexcept;
 void drop_connection(Attempt& a) noexcept;
 bool send_message(Attempt& a, const uint8_t* bytes, size_t n, int passed_fd) noexcept;
 /// Reads towards `want` bytes, never past them (a ring may follow CONFIRM). Takes a passed

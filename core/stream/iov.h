@@ -20,10 +20,11 @@ inline size_t iov_total(const iovec* iov, size_t n) noexcept {
   return total;
 }
 
+inline constexpr size_t kMaxPieces = 1024;  // UIO_MAXIOV
+
 /// A count and lengths that the kernel would take (import_iovec() in lib/iov_iter.c); otherwise it
 /// refuses the call without moving a byte.
 inline bool iov_acceptable(const iovec* iov, size_t n) noexcept {
-  constexpr size_t kMaxPieces = 1024;  // UIO_MAXIOV
   constexpr size_t kMaxTotal = ~size_t{0} >> 1;
   if (n > kMaxPieces || (iov == nullptr && n > 0)) return false;
   size_t total = 0;

@@ -34,13 +34,6 @@ union Storage {
 };
 constinit Storage g_storage;
 
-bool add(int fd, uint32_t events, uint64_t data) noexcept {
-  epoll_event event{};
-  event.events = events;
-  event.data.u64 = data;
-  return os::epoll_ctl(keeper().epoll.get(), EPOLL_CTL_ADD, fd, &event).has_value();
-}
-
 bool open_kick_socket(KeeperState& k) noexcept {
   uint64_t random[2] = {};
   if (!os::getrandom(random, sizeof(random))) return false;
@@ -62,8 +55,8 @@ bool open_descriptors(KeeperState& k) noexcept {
   auto wake = os::make_internal([] { return os::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK); });
   if (!wake) return false;
   k.wake = std::move(*wake);
-  return open_kick_socket(k) && add(k.wake.get(), EPOLLIN, tagged(nullptr, KeeperTag::kWake)) &&
-         add(k.kick.get(), EPOLLIN, tagged(nullptr, KeeperTag::kKick));
+  return open_kick_socket(k) && keeper_watch(k.wake.get(), EPOLLIN, tagged(nullptr, KeeperTag::kWake)) &&
+         keeper_watch(k.kick.get(), EPOLLIN, tagged(nullptr, KeeperTag::kKick));
 }
 
 void wake_keeper() noexcept {
@@ -133,6 +126,17 @@ void push_request(KeeperInside& in, Stream& s) noexcept {
 }  // namespace
 
 KeeperInside& inside() noexcept { return g_storage.inside; }
+
+bool keeper_watch(int fd, uint32_t events, uint64_t data) noexcept {
+  epoll_event event{};
+  event.events = events;
+  event.data.u64 = data;
+  return os::epoll_ctl(keeper().epoll.get(), EPOLL_CTL_ADD, fd, &event).has_value();
+}
+
+void keeper_unwatch(int fd) noexcept {
+  (void)os::epoll_ctl(keeper().epoll.get(), EPOLL_CTL_DEL, fd, nullptr);
+}
 
 uint64_t tagged(const void* object, KeeperTag tag) noexcept {
   return reinterpret_cast<uint64_t>(object) | static_cast<uint64_t>(tag);
@@ -205,31 +209,25 @@ void Keeper::kick_peer_locked(Stream& s) noexcept {
 }
 
 void Keeper::watch_locked(Stream& s) noexcept {
-  (void)add(s.channel->wait_fd(), EPOLLRDHUP | EPOLLET, tagged(&s, KeeperTag::kDoorbell));
-  (void)add(s.fd.load(std::memory_order_relaxed), EPOLLIN | EPOLLRDHUP | EPOLLET,
+  (void)keeper_watch(s.channel->wait_fd(), EPOLLRDHUP | EPOLLET, tagged(&s, KeeperTag::kDoorbell));
+  (void)keeper_watch(s.fd.load(std::memory_order_relaxed), EPOLLIN | EPOLLRDHUP | EPOLLET,
             tagged(&s, KeeperTag::kTcp));
 }
 
 void Keeper::unwatch_locked(Stream& s) noexcept {
-  (void)os::epoll_ctl(keeper().epoll.get(), EPOLL_CTL_DEL, s.fd.load(std::memory_order_relaxed),
-                      nullptr);
+  keeper_unwatch(s.fd.load(std::memory_order_relaxed));
   // release pairs with the keeper's timer.
   if (!inside().tidying.exchange(true, std::memory_order_acq_rel)) wake_keeper();
   // A sleeper may keep the channel for a while: its hang-up would be taken for that of the next
   // one.
-  if (s.channel) {
-    (void)os::epoll_ctl(keeper().epoll.get(), EPOLL_CTL_DEL, s.channel->wait_fd(), nullptr);
-  }
+  if (s.channel) keeper_unwatch(s.channel->wait_fd());
 }
 
 void Keeper::move_watch_locked(Stream& s, int fd) noexcept {
-  if (s.channel) {
-    (void)os::epoll_ctl(keeper().epoll.get(), EPOLL_CTL_DEL, s.fd.load(std::memory_order_relaxed),
-                        nullptr);
-  }
+  if (s.channel) keeper_unwatch(s.fd.load(std::memory_order_relaxed));
   s.fd.store(fd, std::memory_order_relaxed);
   if (s.channel) {
-    (void)add(fd, EPOLLIN | EPOLLRDHUP | EPOLLET, tagged(&s, KeeperTag::kTcp));
+    (void)keeper_watch(fd, EPOLLIN | EPOLLRDHUP | EPOLLET, tagged(&s, KeeperTag::kTcp));
   }
 }
 

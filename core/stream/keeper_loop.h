@@ -74,6 +74,9 @@ inline KeeperState& keeper() noexcept { return inside().state; }
 
 // --- keeper.cc ---
 uint64_t tagged(const void* object, KeeperTag tag) noexcept;
+/// In and out of the keeper's epoll. Any thread.
+bool keeper_watch(int fd, uint32_t events, uint64_t data) noexcept;
+void keeper_unwatch(int fd) noexcept;
 /// Remembers an attached stream for kicks and timers.
 void remember_attached(Stream& s, uint64_t nonce) noexcept;
 /// The stream is not lifted now. After 10 s, and twice as long each time up to 5 minutes, its

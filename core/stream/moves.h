@@ -14,7 +14,9 @@ namespace rsock::stream {
 /// channel is dropped by the caller.
 bool attach(Stream& s, uint32_t generation, uint64_t cookie, std::shared_ptr<Channel> channel,
             uint64_t nonce, const wire::SocketName& peer_kick) noexcept;
-/// Looks whether the peer is ready for what we send, and switches if it can.
+/// Looks whether the peer is ready for what we send. Whoever leaves the kernel last switches.
+void notice_ready_locked(Stream& s) noexcept RSOCK_REQUIRES(s.tx.mutex);
+/// The same, and switches if it can.
 void notice_ready(Stream& s) noexcept;
 /// Receiver: promises that no reader can miss the switch, if none is in the kernel now.
 void try_ready(Stream& s) noexcept;

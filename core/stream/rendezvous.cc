@@ -92,7 +92,7 @@ void retry_later(Attempt& a, Reason reason) noexcept {
 
 bool lift(Attempt& a, bool caller) noexcept {
   Stream& s = *a.stream;
-  unwatch(a.connection.get());
+  keeper_unwatch(a.connection.get());
   // A parked segment needs its descriptor. Who has many channels at once needs descriptors more.
   constexpr int kFew = 32;
   const bool reuse =

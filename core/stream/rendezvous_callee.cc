@@ -81,7 +81,7 @@ void on_caller(Attempt& a) noexcept {
     // again and again while it can't be taken.
     const Errno e = owned.error();
     if (e == EAGAIN || e == EINTR || e == ECONNABORTED || e == EBADF) return;
-    unwatch(a.listener.get());
+    keeper_unwatch(a.listener.get());
     if (a.phase == Phase::kListen) not_now(a, "no descriptor left");
     return;
   }

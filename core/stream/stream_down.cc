@@ -120,10 +120,7 @@ bool obey_tx_turn_locked(Stream& s) noexcept {
 }
 
 bool peer_hung_up(const Channel& channel) noexcept {
-  pollfd p{channel.wait_fd(), POLLRDHUP, 0};
-  timespec now{0, 0};
-  const auto r = os::ppoll(&p, 1, &now, nullptr, 0);
-  return r && *r > 0;
+  return os::poll_now(channel.wait_fd(), POLLRDHUP) != 0;
 }
 
 /// Receiver: what the words say for good is done: the kernel goes on where nothing more will come
@@ -265,8 +262,8 @@ void attend(Stream& s) noexcept {
         s.channel->tx_set_replayed();
         s.tx_wanted.store(false, std::memory_order_relaxed);
         Keeper::kick_peer_locked(s);
-      } else if (s.channel->tx_peer_ready()) {
-        s.tx_wanted.store(true, std::memory_order_release);
+      } else {
+        notice_ready_locked(s);
       }
     }
     (void)obey_tx_turn_locked(s);

@@ -69,18 +69,13 @@ void read_options(Stream& s, int fd) noexcept {
 }
 
 bool has_cookie(int fd, uint64_t cookie) noexcept {
-  uint64_t now = 0;
-  socklen_t len = sizeof(now);
-  return os::getsockopt(fd, SOL_SOCKET, SO_COOKIE, &now, &len) && now == cookie;
+  const auto now = os::getsockopt_u64(fd, SO_COOKIE);
+  return now && *now == cookie;
 }
 
-/// Whoever leaves the kernel last switches.
 void notice_ready_if_free(Stream& s) noexcept {
   if (!s.tx.mutex.try_lock()) return;
-  if (s.channel && s.tx.state == TxState::kKernel && !s.tx.ring_done && !s.tx.shut &&
-      s.channel->tx_peer_ready()) {
-    s.tx_wanted.store(true, std::memory_order_release);
-  }
+  notice_ready_locked(s);
   s.tx.mutex.unlock();
 }
 
@@ -146,6 +141,13 @@ bool attach(Stream& s, uint32_t generation, uint64_t cookie, std::shared_ptr<Cha
   s.rx.want_ready.store(true, std::memory_order_release);
   try_ready(s);
   return true;
+}
+
+void notice_ready_locked(Stream& s) noexcept {
+  if (s.channel && s.tx.state == TxState::kKernel && !s.tx.ring_done && !s.tx.shut &&
+      s.channel->tx_peer_ready()) {
+    s.tx_wanted.store(true, std::memory_order_release);
+  }
 }
 
 void notice_ready(Stream& s) noexcept {

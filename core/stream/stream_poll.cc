@@ -15,13 +15,6 @@ namespace {
 constexpr short kIn = POLLIN | POLLRDNORM;
 constexpr short kOut = POLLOUT | POLLWRNORM;
 
-short kernel_events(int fd, short interest) noexcept {
-  pollfd p{fd, interest, 0};
-  timespec now{0, 0};
-  const auto r = os::ppoll(&p, 1, &now, nullptr, 0);
-  return r && *r > 0 ? p.revents : 0;
-}
-
 struct Halves {
   short events = 0;
   bool ask_kernel_in = false;   // the kernel's IN, RDHUP count
@@ -103,7 +96,7 @@ short ready_events(Stream& s, int fd, short interest) noexcept {
   if (s.error.load(std::memory_order_relaxed) != 0) events |= POLLERR | kIn | kOut;
   const bool tcp_spoke = s.tcp_event.load(std::memory_order_acquire);
   if (h.ask_kernel_in || h.ask_kernel_out || tcp_spoke) {
-    short k = kernel_events(fd, static_cast<short>(interest | POLLRDHUP));
+    short k = os::poll_now(fd, static_cast<short>(interest | POLLRDHUP));
     // While the ring holds bytes the kernel's end of stream comes after them, but Linux reports
     // RDHUP and IN together as soon as FIN has arrived, so they may be passed on; HUP says that
     // nothing can be sent either.

@@ -62,12 +62,7 @@ long wait_locked(Stream& s, int fd, Deadline deadline, const HandlerWatch& since
 }
 
 /// FIN or RST has come: what TCP holds is all that it will hold.
-bool tcp_is_over(int fd) noexcept {
-  pollfd p{fd, POLLRDHUP, 0};
-  timespec now{0, 0};
-  const auto r = os::ppoll(&p, 1, &now, nullptr, 0);
-  return r && *r > 0;
-}
+bool tcp_is_over(int fd) noexcept { return os::poll_now(fd, POLLRDHUP) != 0; }
 
 /// MSG_PEEK | MSG_WAITALL found `have` bytes of `want` pieces: waits for more. False: this is all
 /// there will be.
