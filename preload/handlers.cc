@@ -62,38 +62,7 @@ bool postpone(ThreadSignals& t, int signal_number, siginfo_t* info, void* contex
   return true;
 }
 
-void reset_to_default(int signal_number, uintptr_t word) noexcept;
-void call(uintptr_t word, int signal_number, siginfo_t* info, void* context) noexcept(false);
-
-void on_signal(int signal_number, siginfo_t* info, void* context) noexcept(false) {
-  // acquire: the flags are from the same store as the address.
-  const uintptr_t word = g_words[signal_number].load(std::memory_order_acquire);
-  ThreadSignals& t = thread_signals();
-  const bool never = (bit(signal_number) & kNeverBlocked) != 0;
-  if (t.depth != 0 && !never && !standing_back()) {
-    const int saved_errno = errno;
-    const bool later = postpone(t, signal_number, info, context);
-    errno = saved_errno;
-    if (later) return;
-  }
-  if ((word & kOnce) != 0) reset_to_default(signal_number, word);
-  ++t.ran;
-  if ((word & kRestart) == 0) ++t.broke;
-  // A fault in the middle of our work. Its handler may leave by siglongjmp, and the lock stays held;
-  // but other handlers must not wait for its end.
-  const int depth = std::exchange(t.depth, 0);
-  call(word, signal_number, info, context);
-  t.depth = depth;
-}
-
-void call(uintptr_t word, int signal_number, siginfo_t* info, void* context) noexcept(false) {
-  const uintptr_t address = word & kAddress;
-  if ((word & kInfo) != 0) {
-    reinterpret_cast<WithInfo>(address)(signal_number, info, context);
-  } else {
-    reinterpret_cast<Plain>(address)(signal_number);
-  }
-}
+void on_signal(int signal_number, siginfo_t* info, void* context) noexcept(false);
 
 bool is_function(Plain handler) noexcept {
   return handler != SIG_DFL && handler != SIG_IGN && handler != SIG_ERR && handler != SIG_HOLD;
@@ -135,6 +104,36 @@ void reset_to_default(int signal_number, uintptr_t word) noexcept {
     (void)real.sigaction(signal_number, &now, nullptr);
   }
   errno = saved_errno;
+}
+
+void call(uintptr_t word, int signal_number, siginfo_t* info, void* context) noexcept(false) {
+  const uintptr_t address = word & kAddress;
+  if ((word & kInfo) != 0) {
+    reinterpret_cast<WithInfo>(address)(signal_number, info, context);
+  } else {
+    reinterpret_cast<Plain>(address)(signal_number);
+  }
+}
+
+void on_signal(int signal_number, siginfo_t* info, void* context) noexcept(false) {
+  // acquire: the flags are from the same store as the address.
+  const uintptr_t word = g_words[signal_number].load(std::memory_order_acquire);
+  ThreadSignals& t = thread_signals();
+  const bool never = (bit(signal_number) & kNeverBlocked) != 0;
+  if (t.depth != 0 && !never && !standing_back()) {
+    const int saved_errno = errno;
+    const bool later = postpone(t, signal_number, info, context);
+    errno = saved_errno;
+    if (later) return;
+  }
+  if ((word & kOnce) != 0) reset_to_default(signal_number, word);
+  ++t.ran;
+  if ((word & kRestart) == 0) ++t.broke;
+  // A fault in the middle of our work. Its handler may leave by siglongjmp, and the lock stays held;
+  // but other handlers must not wait for its end.
+  const int depth = std::exchange(t.depth, 0);
+  call(word, signal_number, info, context);
+  t.depth = depth;
 }
 
 /// What the program set, in place of what the kernel has.

@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "core/os/os.h"
+#include "core/stream/bell_sleep.h"
 #include "core/stream/deadline.h"
 #include "core/stream/iov.h"
 #include "core/stream/moves.h"
@@ -30,15 +31,8 @@ long sleep_for_bytes(Stream& s, int fd, Deadline deadline, const HandlerWatch& s
   timespec storage;
   // Bytes in hand: a signal ends the call, whatever SA_RESTART says (tcp_recvmsg returns the
   // count).
-  const timespec* timeout = deadline.for_futex(&storage, skip != 0);
-  if (timeout != nullptr && timeout->tv_sec == 0 && timeout->tv_nsec == 0) return -EAGAIN;
-  s.rx.mutex.unlock();
-  const bool ended = Deadline::ended_by_handler(since, timeout);
-  const auto slept = ended ? Result<void>(fail(EINTR)) : ch->rx_sleep(bell, timeout);
-  ch.reset();
-  s.rx.mutex.lock();
-  if (slept) return 0;
-  return slept.error() == ETIMEDOUT ? -EAGAIN : -value(slept.error());
+  return sleep_on_bell(s.rx.mutex, std::move(ch), &Channel::rx_sleep, bell,
+                       deadline.for_futex(&storage, skip != 0), since);
 }
 
 long wait_locked(Stream& s, int fd, Deadline deadline, const HandlerWatch& since, const iovec* iov,
@@ -67,7 +61,8 @@ bool tcp_is_over(int fd) noexcept { return os::poll_now(fd, POLLRDHUP) != 0; }
 /// MSG_PEEK | MSG_WAITALL found `have` bytes of `want` pieces: waits for more. False: this is all
 /// there will be.
 bool wait_for_more_locked(Stream& s, int fd, const iovec* iov, size_t n, size_t have, size_t want,
-                          int flags, Deadline deadline) noexcept RSOCK_REQUIRES(s.rx.mutex) {
+                          int flags, Deadline deadline, const HandlerWatch& since) noexcept
+    RSOCK_REQUIRES(s.rx.mutex) {
   if (s.rx.state == RxState::kKernel || have >= want) return false;
   if (s.rx.state == RxState::kRing && have >= s.channel->capacity()) return false;
   std::shared_ptr<Channel> ch = s.channel;
@@ -79,12 +74,9 @@ bool wait_for_more_locked(Stream& s, int fd, const iovec* iov, size_t n, size_t 
     return false;
   }
   timespec storage;
-  const timespec* timeout = deadline.for_futex(&storage, true);
-  s.rx.mutex.unlock();
-  const auto slept = ch->rx_sleep(bell, timeout);
-  ch.reset();
-  s.rx.mutex.lock();
-  return slept.has_value() && s.rx.state != RxState::kKernel;
+  const long slept = sleep_on_bell(s.rx.mutex, std::move(ch), &Channel::rx_sleep, bell,
+                                   deadline.for_futex(&storage, true), since);
+  return slept == 0 && s.rx.state != RxState::kKernel;
 }
 
 /// The managed half of recv(): loops over attempts and waits.
@@ -112,7 +104,8 @@ long recv_managed(Stream& s, int fd, const iovec* iov, size_t n, size_t total, s
     }
     if (got <= 0) return *done != 0 ? static_cast<long>(*done) : got;
     if ((flags & MSG_PEEK) != 0 && (flags & MSG_WAITALL) != 0 && blocking &&
-        wait_for_more_locked(s, fd, iov, n, static_cast<size_t>(got), total, flags, deadline)) {
+        wait_for_more_locked(s, fd, iov, n, static_cast<size_t>(got), total, flags, deadline,
+                             since)) {
       continue;
     }
     *done += static_cast<size_t>(got);

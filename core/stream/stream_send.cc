@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "core/os/os.h"
+#include "core/stream/bell_sleep.h"
 #include "core/stream/bounce_buffer.h"
 #include "core/stream/deadline.h"
 #include "core/stream/iov.h"
@@ -49,16 +50,10 @@ long wait_for_room_locked(Stream& s, Deadline deadline, const HandlerWatch& sinc
   }
   if (s.tx.state == TxState::kReplay && flush_replay_locked(s)) return 0;
   timespec storage;
-  const timespec* timeout = deadline.for_futex(&storage, partial);
-  if (timeout != nullptr && timeout->tv_sec == 0 && timeout->tv_nsec == 0) return -EAGAIN;
-  s.tx.mutex.unlock();
-  const bool ended = Deadline::ended_by_handler(since, timeout);
-  const auto slept = ended ? Result<void>(fail(EINTR)) : ch->tx_sleep(bell, timeout);
-  ch.reset();
-  s.tx.mutex.lock();
+  const long result = sleep_on_bell(s.tx.mutex, std::move(ch), &Channel::tx_sleep, bell,
+                                    deadline.for_futex(&storage, partial), since);
   spin.missed();
-  if (slept) return 0;
-  return slept.error() == ETIMEDOUT ? -EAGAIN : -value(slept.error());
+  return result;
 }
 
 void count_ring_locked(Stream& s, size_t took) noexcept RSOCK_REQUIRES(s.tx.mutex) {
