@@ -281,10 +281,7 @@ TEST_P(Poll, SleepersOfOneStreamDoNotTakeEachOthersWakeUps) {
   drain.join();
 }
 
-INSTANTIATE_TEST_SUITE_P(Waits, Poll, ::testing::Values("RSOCK_SPIN_US=0", "RSOCK_SPIN_US=50"),
-                         [](const ::testing::TestParamInfo<const char*>& info) {
-                           return std::string(info.index == 0 ? "Sleeping" : "Spinning");
-                         });
+RSOCK_WITH_AND_WITHOUT_SPINNING(Poll);
 
 }  // namespace
 }  // namespace rsock

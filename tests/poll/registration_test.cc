@@ -201,11 +201,7 @@ TEST_P(EpollStreams, ANumberThatWasClosedAndReusedKeepsItsNewRegistration) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Waits, EpollStreams,
-                         ::testing::Values("RSOCK_SPIN_US=0", "RSOCK_SPIN_US=50"),
-                         [](const ::testing::TestParamInfo<const char*>& info) {
-                           return std::string(info.index == 0 ? "Sleeping" : "Spinning");
-                         });
+RSOCK_WITH_AND_WITHOUT_SPINNING(EpollStreams);
 
 }  // namespace
 }  // namespace rsock

@@ -47,6 +47,18 @@ bool is_attaching_left(const Call& c) {
   return c.number == SYS_fcntl && c.a == g_left && c.b == F_GETFL && g_looks.fetch_add(1) == 1;
 }
 
+/// Traffic both ways until the race that waits for it has been.
+bool ping_until_raced(const Connection& c) {
+  char byte;
+  return eventually([&] {
+    (void)do_send(c.left, "x", 1);
+    (void)do_recv(c.right, &byte, 1);
+    (void)do_send(c.right, "x", 1);
+    (void)do_recv(c.left, &byte, 1);
+    return Between::done();
+  });
+}
+
 // splice and fdopen asked whether there is a channel while the keeper was about to attach one.
 TEST_F(Races, APinDuringALiftLeavesThePlainStream) {
   Connection c = Connection::make();
@@ -54,14 +66,7 @@ TEST_F(Races, APinDuringALiftLeavesThePlainStream) {
   bool lifted_after_pin = true;
   Meanwhile pin{[](int fd) { (void)stream::pin_to_tcp(fd, "test"); }, c.left, {}, {}};
   Between race(Between::kAfter, is_attaching_left, Meanwhile::start, &pin);
-  char byte;
-  ASSERT_TRUE(eventually([&] {
-    (void)do_send(c.left, "x", 1);
-    (void)do_recv(c.right, &byte, 1);
-    (void)do_send(c.right, "x", 1);
-    (void)do_recv(c.left, &byte, 1);
-    return Between::done();
-  }));
+  ASSERT_TRUE(ping_until_raced(c));
   ASSERT_TRUE(eventually([&] { return pin.done.load(); }));
   lifted_after_pin = has_channel(c.left);
   for (int i = 0; i < 20 && !lifted_after_pin; ++i) {
@@ -77,14 +82,7 @@ TEST_F(Races, ONonblockSetDuringALiftIsNotForgotten) {
   watch_lift_of(c);
   Meanwhile set{[](int fd) { set_nonblocking(fd); }, c.left, {}, {}};
   Between race(Between::kAfter, is_attaching_left, Meanwhile::start, &set);
-  char byte;
-  ASSERT_TRUE(eventually([&] {
-    (void)do_send(c.left, "x", 1);
-    (void)do_recv(c.right, &byte, 1);
-    (void)do_send(c.right, "x", 1);
-    (void)do_recv(c.left, &byte, 1);
-    return Between::done();
-  }));
+  ASSERT_TRUE(ping_until_raced(c));
   ASSERT_TRUE(eventually([&] { return set.done.load() && has_channel(c.left); }));
   EXPECT_TRUE(FdTable::stream(c.left)->nonblocking.load());
 }
