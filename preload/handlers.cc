@@ -1,8 +1,8 @@
 // The program's signal handlers, kept out of the middle of our work (core/base/thread_signals.h).
 //
 // The kernel is given on_signal() in place of each handler; the program is told its own wherever it
-// asks. A handler that is set in a way that nobody sees here (the bare system call) is called by the
-// kernel directly and has no such protection; nothing else is different for it.
+// asks. A handler that is set in a way that nobody sees here (the bare system call) is called by
+// the kernel directly and has no such protection; nothing else is different for it.
 
 #include "preload/handlers.h"
 
@@ -23,7 +23,8 @@ namespace {
 
 constexpr int kSignals = 65;
 
-// A word for each signal, so that on_signal() reads it whole: the handler's address, below bit 61, ...
+// A word for each signal, so that on_signal() reads it whole: the handler's address, below bit 61,
+// ...
 constexpr uintptr_t kInfo = uintptr_t{1} << 63;     // SA_SIGINFO
 constexpr uintptr_t kRestart = uintptr_t{1} << 62;  // SA_RESTART
 constexpr uintptr_t kOnce = uintptr_t{1} << 61;     // SA_RESETHAND
@@ -129,8 +130,8 @@ void on_signal(int signal_number, siginfo_t* info, void* context) noexcept(false
   if ((word & kOnce) != 0) reset_to_default(signal_number, word);
   ++t.ran;
   if ((word & kRestart) == 0) ++t.broke;
-  // A fault in the middle of our work. Its handler may leave by siglongjmp, and the lock stays held;
-  // but other handlers must not wait for its end.
+  // A fault in the middle of our work. Its handler may leave by siglongjmp, and the lock stays
+  // held; but other handlers must not wait for its end.
   const int depth = std::exchange(t.depth, 0);
   call(word, signal_number, info, context);
   t.depth = depth;

@@ -53,8 +53,8 @@ void note_process() noexcept {
 
 void mark_process() noexcept {
   constexpr size_t kPage = 4096;
-  const long page = raw_syscall(SYS_mmap, 0, kPage, PROT_READ | PROT_WRITE,
-                                MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  const long page =
+      raw_syscall(SYS_mmap, 0, kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (page < 0 && page > -4096) return;
   if (raw_syscall(SYS_madvise, page, kPage, MADV_WIPEONFORK) != 0) {
     raw_syscall(SYS_munmap, page, kPage);

@@ -25,8 +25,8 @@ bool started() noexcept;
 /// tables are not its own to change. False, too, in a forked child that passed every hook by.
 bool own_process() noexcept;
 
-/// This thread is about to start a child that may use its memory. Until it is found to be alone again
-/// own_process() asks the kernel.
+/// This thread is about to start a child that may use its memory. Until it is found to be alone
+/// again own_process() asks the kernel.
 void lend_memory() noexcept;
 
 /// Around a fork of this thread. Nobody starts the library in between: what was done before the

@@ -109,7 +109,7 @@ long write_quietly(int fd, const void* data, size_t n) noexcept {
   raw_syscall(SYS_rt_sigprocmask, SIG_BLOCK, word(&ours), word(&before), kKernelSigset);
   raw_syscall(SYS_rt_sigpending, word(&pending), kKernelSigset);
   const long r = raw_syscall(SYS_write, fd, word(data), static_cast<long>(n));
-  const uint64_t raised = r == -EPIPE  ? uint64_t{1} << (SIGPIPE - 1)
+  const uint64_t raised = r == -EPIPE   ? uint64_t{1} << (SIGPIPE - 1)
                           : r == -EFBIG ? uint64_t{1} << (SIGXFSZ - 1)
                                         : 0;
   if (raised != 0 && (pending & raised) == 0) {

@@ -12,8 +12,8 @@
 
 namespace rsock {
 
-/// write(2) whose SIGPIPE or SIGXFSZ (RLIMIT_FSIZE) never reaches the program: it did not ask for the
-/// line. Value or -errno. Async-signal-safe.
+/// write(2) whose SIGPIPE or SIGXFSZ (RLIMIT_FSIZE) never reaches the program: it did not ask for
+/// the line. Value or -errno. Async-signal-safe.
 long write_quietly(int fd, const void* data, size_t n) noexcept;
 
 /// Notes which file descriptor 2 is now: lines go there only as long as it is the same one. A

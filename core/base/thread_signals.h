@@ -1,12 +1,12 @@
 // When a thread may run the program's signal handlers: not while it holds a lock of ours.
 //
 // Purpose: a system call is over before its thread runs a handler, so on Linux a handler may close,
-// shut down, fork or _exit in the middle of a send. Ours is no system call; a handler that ran while
-// its thread holds a stream's lock would wait for itself. So a handler that comes then is postponed to
-// the moment of the last unlock, where the kernel delivers the signal for good: a few instructions or
-// one copy later, as it would have come after the kernel's copy.
-// Who: Mutex counts; preload/handlers.cc postpones (it stands between the kernel and the handlers).
-// Thread safety: each thread its own. Initial-exec: no allocation, so usable from any context.
+// shut down, fork or _exit in the middle of a send. Ours is no system call; a handler that ran
+// while its thread holds a stream's lock would wait for itself. So a handler that comes then is
+// postponed to the moment of the last unlock, where the kernel delivers the signal for good: a few
+// instructions or one copy later, as it would have come after the kernel's copy. Who: Mutex counts;
+// preload/handlers.cc postpones (it stands between the kernel and the handlers). Thread safety:
+// each thread its own. Initial-exec: no allocation, so usable from any context.
 #pragma once
 
 #include <atomic>
@@ -70,8 +70,8 @@ class HandlerWatch {
   }
   /// For calls that SA_RESTART begins again.
   bool broken() const noexcept { return thread_signals().broke != broke_; }
-  /// For calls that end whatever SA_RESTART says: poll and its kin, waits with a time limit, and those
-  /// that have moved bytes.
+  /// For calls that end whatever SA_RESTART says: poll and its kin, waits with a time limit, and
+  /// those that have moved bytes.
   bool interrupted() const noexcept { return thread_signals().ran != ran_; }
 
  private:

@@ -116,7 +116,8 @@ class RingWriter {
     return n;
   }
 
-  /// write() for one short piece: all of it or nothing (0). Nothing too when it would cross the edge.
+  /// write() for one short piece: all of it or nothing (0). Nothing too when it would cross the
+  /// edge.
   size_t put(const void* from, size_t n) noexcept {
     if (known_room() < n) refresh();
     const size_t at = tail_ & (capacity_ - 1);
@@ -135,8 +136,8 @@ class RingWriter {
   }
 
   /// Where [from, from + n) lies in the ring, in one span or two. The range must lie in the last
-  /// `capacity` bytes published: otherwise none, 0 is returned (`from` may have come from the peer).
-  /// Returns the spans used.
+  /// `capacity` bytes published: otherwise none, 0 is returned (`from` may have come from the
+  /// peer). Returns the spans used.
   size_t unread_spans(uint64_t from, size_t n, iovec spans[2]) const noexcept;
 
   /// Sets kSealEnded or kSealFrozen. Returns the head word as it was before. We write no more.

@@ -135,7 +135,8 @@ Reason examine(Attempt& a) noexcept {
   }
   a.peer = *facts;
   a.name = wire::rendezvous_name(*tuple, os::getsockopt_u64(fd, SO_NETNS_COOKIE).value_or(0));
-  if (os::getsockopt_u64(fd, SO_COOKIE).value_or(0) != a.own_cookie) return "not connected";  // closed meanwhile
+  if (os::getsockopt_u64(fd, SO_COOKIE).value_or(0) != a.own_cookie)
+    return "not connected";  // closed meanwhile
   return nullptr;
 }
 

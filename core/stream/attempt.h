@@ -52,7 +52,8 @@ struct alignas(8) Attempt {
 // --- attempt.cc ---
 /// Looks at the stream and its connection; fills the attempt. A reason if it must stay on TCP.
 Reason examine(Attempt& a) noexcept;
-/// The Unix peer must be root or who owns the other end of the TCP connection (D11). Notes who it is.
+/// The Unix peer must be root or who owns the other end of the TCP connection (D11). Notes who it
+/// is.
 bool peer_may_speak(Attempt& a) noexcept;
 /// Events of fd come to this attempt, until keeper_unwatch().
 void watch(Attempt& a, int fd) noexcept;

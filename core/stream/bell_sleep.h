@@ -25,8 +25,7 @@ inline long sleep_on_bell(Mutex& mutex, std::shared_ptr<transport::Channel> chan
   if (timeout != nullptr && timeout->tv_sec == 0 && timeout->tv_nsec == 0) return -EAGAIN;
   mutex.unlock();
   const bool ended = Deadline::ended_by_handler(since, timeout);
-  const Result<void> slept =
-      ended ? Result<void>(fail(EINTR)) : ((*channel).*sleep)(seen, timeout);
+  const Result<void> slept = ended ? Result<void>(fail(EINTR)) : ((*channel).*sleep)(seen, timeout);
   channel.reset();
   mutex.lock();
   if (slept) return 0;

@@ -64,8 +64,8 @@ class Deadline {
     return as_timespec(storage);
   }
 
-  /// A handler came between our locks, before a futex wait with `timeout` (from for_futex()): one in
-  /// the kernel would have ended with EINTR (signal(7)).
+  /// A handler came between our locks, before a futex wait with `timeout` (from for_futex()): one
+  /// in the kernel would have ended with EINTR (signal(7)).
   static bool ended_by_handler(const HandlerWatch& since, const timespec* timeout) noexcept {
     return timeout != nullptr ? since.interrupted() : since.broken();
   }

@@ -4,8 +4,8 @@
 // memory that both processes share; who closes its copy counts down, and a stream may be lifted
 // again by the one that is left. A process that dies or execs without our seeing it leaves the
 // count high: then the stream stays on TCP, which is slow but never wrong. Thread safety:
-// before_fork() hooks only, and the closing thread; the counters are atomic, Stream::holders changes
-// under the stream's tx and rx locks.
+// before_fork() hooks only, and the closing thread; the counters are atomic, Stream::holders
+// changes under the stream's tx and rx locks.
 #pragma once
 
 #include "core/stream/stream.h"

@@ -55,7 +55,8 @@ bool open_descriptors(KeeperState& k) noexcept {
   auto wake = os::make_internal([] { return os::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK); });
   if (!wake) return false;
   k.wake = std::move(*wake);
-  return open_kick_socket(k) && keeper_watch(k.wake.get(), EPOLLIN, tagged(nullptr, KeeperTag::kWake)) &&
+  return open_kick_socket(k) &&
+         keeper_watch(k.wake.get(), EPOLLIN, tagged(nullptr, KeeperTag::kWake)) &&
          keeper_watch(k.kick.get(), EPOLLIN, tagged(nullptr, KeeperTag::kKick));
 }
 
@@ -211,7 +212,7 @@ void Keeper::kick_peer_locked(Stream& s) noexcept {
 void Keeper::watch_locked(Stream& s) noexcept {
   (void)keeper_watch(s.channel->wait_fd(), EPOLLRDHUP | EPOLLET, tagged(&s, KeeperTag::kDoorbell));
   (void)keeper_watch(s.fd.load(std::memory_order_relaxed), EPOLLIN | EPOLLRDHUP | EPOLLET,
-            tagged(&s, KeeperTag::kTcp));
+                     tagged(&s, KeeperTag::kTcp));
 }
 
 void Keeper::unwatch_locked(Stream& s) noexcept {

@@ -52,8 +52,8 @@ struct KeeperInside {
   KeeperState state;  // written before kRunning, read by any thread afterwards
   std::vector<Attached> attached;
   std::vector<Due> strict;
-  std::vector<Due> later;  // a heap
-  uint64_t tidy_at = 0;    // 0: nothing to tidy
+  std::vector<Due> later;     // a heap
+  uint64_t tidy_at = 0;       // 0: nothing to tidy
   uint64_t settle_until = 0;  // channels are new: their kicks may have been lost
   int tidy_rounds = 0;
 

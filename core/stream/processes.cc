@@ -252,7 +252,8 @@ void before_sandbox() noexcept {
 void before_unshare() noexcept {
   set_down_all("unshare or setns", false, Patience::at_most(kHandOverNs));
   Keeper::stop();
-  set_down_all("unshare or setns", false, Patience::at_most(kHandOverNs));  // what was lifted meanwhile
+  set_down_all("unshare or setns", false,
+               Patience::at_most(kHandOverNs));  // what was lifted meanwhile
 }
 
 void after_unshare() noexcept { Keeper::resume(); }

@@ -95,13 +95,10 @@ bool lift(Attempt& a, bool caller) noexcept {
   keeper_unwatch(a.connection.get());
   // A parked segment needs its descriptor. Who has many channels at once needs descriptors more.
   constexpr int kFew = 32;
-  const bool reuse =
-      caller && a.partner.is_known() && transport::live_segments() <= kFew;
-  std::shared_ptr<Channel> channel =
-      transport::make_shm_channel(std::move(*a.segment), std::move(a.connection), caller,
-                                  reuse ? transport::Reuse{std::move(a.memfd), a.partner,
-                                                           os::getpid()}
-                                        : transport::Reuse{});
+  const bool reuse = caller && a.partner.is_known() && transport::live_segments() <= kFew;
+  std::shared_ptr<Channel> channel = transport::make_shm_channel(
+      std::move(*a.segment), std::move(a.connection), caller,
+      reuse ? transport::Reuse{std::move(a.memfd), a.partner, os::getpid()} : transport::Reuse{});
   a.segment.reset();
   if (!attach(s, a.generation, a.own_cookie, std::move(channel), a.nonce, a.peer_kick))
     return false;

@@ -31,9 +31,7 @@ class SpinBudget {
     if (limit_ == 0 && max_ != 0 && state.until_try == 0) limit_ = max_ / 2;  // a try
   }
   /// True while another look at the ring is worth it, and no handler waits for the end of it.
-  bool more() const noexcept {
-    return ticks() - began_ < limit_ && !thread_signals().postponed;
-  }
+  bool more() const noexcept { return ticks() - began_ < limit_ && !thread_signals().postponed; }
 
   /// The wait ended while spinning.
   void hit() noexcept {

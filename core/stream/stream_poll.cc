@@ -75,7 +75,8 @@ void look_at_tx(Stream& s, Halves* h) noexcept {
       break;
     case TxState::kRing:
       // The same third by which the receiver wakes us (Channel::rx_read).
-      if (s.channel->tx_room(s.channel->capacity() / 3) >= s.channel->capacity() / 3 || s.channel->tx_failed()) {
+      if (s.channel->tx_room(s.channel->capacity() / 3) >= s.channel->capacity() / 3 ||
+          s.channel->tx_failed()) {
         h->events |= kOut;
       } else {
         s.tx_nospace.store(true, std::memory_order_relaxed);

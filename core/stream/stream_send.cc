@@ -33,11 +33,11 @@ bool spin_for_room_locked(Stream& s, SpinBudget& spin, size_t need) noexcept
   return false;
 }
 
-/// Sleeps until there may be `need` bytes of room. Lock held on entry and return. 0: look again; else -errno.
-/// `partial`: bytes were taken already, so a signal ends the call, whatever SA_RESTART says
-/// (tcp_sendmsg returns the count).
-long wait_for_room_locked(Stream& s, Deadline deadline, const HandlerWatch& since,
-                          size_t need, bool partial) noexcept RSOCK_REQUIRES(s.tx.mutex) {
+/// Sleeps until there may be `need` bytes of room. Lock held on entry and return. 0: look again;
+/// else -errno. `partial`: bytes were taken already, so a signal ends the call, whatever SA_RESTART
+/// says (tcp_sendmsg returns the count).
+long wait_for_room_locked(Stream& s, Deadline deadline, const HandlerWatch& since, size_t need,
+                          bool partial) noexcept RSOCK_REQUIRES(s.tx.mutex) {
   SpinBudget spin(s.tx.spin);
   if (s.tx.state == TxState::kRing && spin_for_room_locked(s, spin, need)) return 0;
   std::shared_ptr<Channel> ch = s.channel;

@@ -83,10 +83,10 @@ class Channel {
   virtual uint64_t tx_unread() noexcept = 0;
   /// Bytes published since the channel began.
   virtual uint64_t tx_tail() noexcept = 0;
-  /// Where bytes [from, from + n) lie in the sender's own ring, for a replay: one span, or two where
-  /// the ring ends. They stay valid until the next tx_write(); the peer can write there, so they are
-  /// for the kernel to copy, never to be believed. `from + n <= tail` and `tail - from <= capacity`
-  /// are checked: otherwise 0. Returns the spans used.
+  /// Where bytes [from, from + n) lie in the sender's own ring, for a replay: one span, or two
+  /// where the ring ends. They stay valid until the next tx_write(); the peer can write there, so
+  /// they are for the kernel to copy, never to be believed. `from + n <= tail` and `tail - from <=
+  /// capacity` are checked: otherwise 0. Returns the spans used.
   virtual size_t tx_unread_spans(uint64_t from, size_t n, iovec spans[2]) noexcept = 0;
   /// A word of the peer was impossible; the direction is unusable.
   virtual bool tx_failed() const noexcept = 0;
@@ -101,7 +101,8 @@ class Channel {
   /// bytes.
   virtual size_t rx_read(const iovec* iov, size_t n, size_t skip, size_t limit,
                          bool peek) noexcept = 0;
-  /// rx_read() into one piece of up to kShort bytes. All of it that is there, or 0 and rx_read() knows more.
+  /// rx_read() into one piece of up to kShort bytes. All of it that is there, or 0 and rx_read()
+  /// knows more.
   virtual size_t rx_take(void* to, size_t n) noexcept = 0;
   /// Consumes up to n bytes without copying (MSG_TRUNC on TCP). Returns the bytes.
   virtual size_t rx_discard(size_t n) noexcept = 0;
@@ -160,8 +161,9 @@ class Channel {
   /// doorbell is one for all who sleep on this end, whatever for: whoever takes rings out tells the others.
   virtual bool drain_wait_fd() noexcept = 0;
   /// Hangs up the doorbell for the peer now, although references to the channel may remain: in a
-  /// thread that still sleeps, in one that left its call by siglongjmp, in a forked child. What this
-  /// end consumed is final from here on; what it published stays readable. tx and rx locks held.
+  /// thread that still sleeps, in one that left its call by siglongjmp, in a forked child. What
+  /// this end consumed is final from here on; what it published stays readable. tx and rx locks
+  /// held.
   virtual void let_go() noexcept = 0;
 
  protected:

@@ -42,8 +42,8 @@ struct Turn {
 /// Bits of rx_sleep and tx_sleep: how the sleeper wants to be woken.
 inline constexpr uint32_t kSleepFutex = 1;     // FUTEX_WAKE the bell beside it
 inline constexpr uint32_t kSleepDoorbell = 2;  // one byte into the doorbell socket
-/// rx_sleep only: no sleeper. The receiver has sealed the head; look there. A hint that saves a busy
-/// sender the look at the head, whose line the receiver writes with every release.
+/// rx_sleep only: no sleeper. The receiver has sealed the head; look there. A hint that saves a
+/// busy sender the look at the head, whose line the receiver writes with every release.
 inline constexpr uint32_t kSleepFrozen = 4;
 
 struct DirectionWords {

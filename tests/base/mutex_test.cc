@@ -1,5 +1,5 @@
-// Whoever stands before the handlers must be able to tell, at every instruction, that the thread has a
-// lock.
+// Whoever stands before the handlers must be able to tell, at every instruction, that the thread
+// has a lock.
 
 #include "core/base/mutex.h"
 

@@ -1,5 +1,5 @@
-// A handler that runs while a call looks at the ring, before it sleeps, ends the call as it would have
-// ended a wait in the kernel (signal(7)).
+// A handler that runs while a call looks at the ring, before it sleeps, ends the call as it would
+// have ended a wait in the kernel (signal(7)).
 
 #include <gtest/gtest.h>
 #include <pthread.h>

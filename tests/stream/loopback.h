@@ -32,11 +32,10 @@
 #include "core/stream/socket_ops.h"
 
 /// Runs a suite twice: waits that sleep at once, and waits that spin first.
-#define RSOCK_WITH_AND_WITHOUT_SPINNING(suite)                                         \
-  INSTANTIATE_TEST_SUITE_P(Waits, suite,                                               \
-                           ::testing::Values("RSOCK_SPIN_US=0", "RSOCK_SPIN_US=50"),   \
-                           [](const ::testing::TestParamInfo<const char*>& info) {     \
-                             return std::string(info.index == 0 ? "Sleeping" : "Spinning"); \
+#define RSOCK_WITH_AND_WITHOUT_SPINNING(suite)                                                     \
+  INSTANTIATE_TEST_SUITE_P(Waits, suite, ::testing::Values("RSOCK_SPIN_US=0", "RSOCK_SPIN_US=50"), \
+                           [](const ::testing::TestParamInfo<const char*>& info) {                 \
+                             return std::string(info.index == 0 ? "Sleeping" : "Spinning");        \
                            })
 
 namespace rsock::testing {

@@ -237,8 +237,7 @@ TEST_P(Contract, ARecallDuringReadsSplitsTheStreamExactly) {
     reader.join();
     ASSERT_EQ(turn.at, got.size());
     got.resize(data.size());
-    ASSERT_EQ(ring::tx_copy_unread(*pair.a, turn.at, got.data() + turn.at,
-                                             data.size() - turn.at),
+    ASSERT_EQ(ring::tx_copy_unread(*pair.a, turn.at, got.data() + turn.at, data.size() - turn.at),
               data.size() - turn.at);
     ASSERT_EQ(got, data);
   }

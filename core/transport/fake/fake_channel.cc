@@ -244,9 +244,7 @@ class FakeChannel final : public Channel {
   PathKind kind() const noexcept override { return PathKind::kFake; }
   size_t capacity() const noexcept override { return link_->capacity(); }
 
-  size_t tx_room(size_t want) noexcept override {
-    return link_->failed() ? 0 : writer_.room(want);
-  }
+  size_t tx_room(size_t want) noexcept override { return link_->failed() ? 0 : writer_.room(want); }
   size_t tx_write(const iovec* iov, size_t n, size_t skip, size_t limit) noexcept override {
     if (link_->failed()) return 0;
     ring::IovCursor from(iov, n, skip);

@@ -60,8 +60,7 @@ void park_segment(ShmSegment segment, Reuse reuse, os::OwnedFd doorbell) noexcep
     if (candidate->since < (*place)->since) place = &candidate;
   }
   place->reset();  // full: the oldest goes
-  place->emplace(
-      Parked{std::move(segment), std::move(reuse), std::move(doorbell), monotonic_ns()});
+  place->emplace(Parked{std::move(segment), std::move(reuse), std::move(doorbell), monotonic_ns()});
 }
 
 std::optional<CreatedSegment> take_segment(size_t ring_size, const Partner& partner) noexcept {

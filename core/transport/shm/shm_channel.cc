@@ -293,7 +293,8 @@ void ShmChannel::wake_peer() noexcept {
 
 void ShmChannel::let_go() noexcept {
   // For the socket, not for our descriptor of it: copies hang up with it. Rings of ours that the
-  // peer has not taken out yet stay. Who will park the segment goes on listening for the peer's end.
+  // peer has not taken out yet stay. Who will park the segment goes on listening for the peer's
+  // end.
   (void)os::shutdown(doorbell_.get(), reuse_.memfd ? SHUT_WR : SHUT_RDWR);
 }
 

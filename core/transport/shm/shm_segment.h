@@ -53,8 +53,8 @@ class ShmSegment {
   }
   /// Our own copy: the one in the page is the peer's to change.
   size_t ring_size() const noexcept { return ring_size_; }
-  /// Bytes of a ring, from its beginning, that have memory and are mapped here. Kept by who uses the
-  /// ring; it outlives one use.
+  /// Bytes of a ring, from its beginning, that have memory and are mapped here. Kept by who uses
+  /// the ring; it outlives one use.
   size_t& populated(int index) noexcept { return populated_[index]; }
 
   /// For another use by the same two processes: the control page as create_segment() made it. The
