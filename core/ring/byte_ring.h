@@ -225,6 +225,8 @@ class RingReader {
   uint64_t freeze() noexcept;
 
   uint64_t head() const noexcept { return head_; }
+  /// Bytes that can be read without another look at the writer's word.
+  size_t known() const noexcept { return known_bytes(); }
   bool failed() const noexcept { return failed_; }
   size_t capacity() const noexcept { return capacity_; }
 

@@ -77,6 +77,7 @@ class ShmChannel final : public Channel {
 
  private:
   void populate_ahead(int index) noexcept;
+  void let_bytes_gather(size_t n) noexcept;
   void wake_receiver() noexcept;
   void wake_sender_if_roomy() noexcept;
   void ring_doorbell() noexcept;
@@ -92,6 +93,8 @@ class ShmChannel final : public Channel {
   bool freeze_heard_ = false;  // the receiver said so beside its sleep bits
   Turn over_;             // what our tx_end() or tx_recall() found or made; open before
   alignas(64) ring::RingReader reader_;
+  bool at_the_heels_ = false;  // the last look found few messages
+  uint64_t tail_at_look_ = 0;  // our own, at the last look
 };
 
 /// `doorbell` is the connected Unix stream socket of the rendezvous; `caller` tells which role of
