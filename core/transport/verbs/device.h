@@ -1,0 +1,129 @@
+// One RDMA device as this process uses it: a protection domain, one completion queue, one shared receive queue.
+//
+// Purpose: everything that queue pairs of one device share, and the engine that turns completions into words that
+// channels look at. Whoever waits for something polls the queue for all (progress()); the keeper does when nobody does.
+//
+// Neither queue can overrun, by construction.
+//  - Receive queue: an entry is posted again only by whoever took its completion. An empty one is a wait at the sender
+//    (RNR, retried for ever), as a full ring is; it is no error. iWARP has no such wait and needs `entries >= streams x
+//    window`, which open() demands of the device there.
+//  - Completion queue: it holds kReceives + (most queue pairs) x (send queue depth) entries, and each entry of either
+//    kind is either posted or in the queue: never two places for one.
+//
+// Sleeping. `armed_` true: the next completion wakes the keeper's descriptor (or has, and the keeper will poll). Whoever
+// goes to sleep, or leaves bytes behind that a completion must push out, calls need_events(). The keeper, woken, clears
+// it, polls, and while others poll too it looks again after a nap instead of arming: a busy process makes no system
+// calls for this. It arms when it finds quiet, and polls once more after that.
+//
+// Ownership: made by open(), kept for the life of the process or until the device is removed and the last channel gone
+// (shared_ptr). Thread safety: any thread, unless stated. Lock order: queue lock, then a channel's post lock; both
+// leaves below a stream's locks. A caller that holds a stream's lock only ever tries the queue lock.
+#pragma once
+
+#include <infiniband/verbs.h>
+#include <rdma/rdma_cma.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "core/base/mutex.h"
+#include "core/base/result.h"
+#include "core/transport/verbs/ring_memory.h"
+
+namespace rsock::transport::verbs {
+
+class VerbsChannel;
+
+/// Slots of a send queue that data may use, and a few more for credits.
+inline constexpr uint32_t kDataSlots = 60;
+inline constexpr uint32_t kCreditSlots = 4;
+inline constexpr uint32_t kReceives = 4096;
+inline constexpr uint32_t kWantedInline = 256;
+
+/// A connected (or connecting) reliable queue pair and both rings of one stream. Unique owner; given back to the device
+/// that made it.
+struct QueuePair {
+  rdma_cm_id* id = nullptr;  // null in tests that connect by hand
+  ibv_qp* qp = nullptr;
+  uint32_t inline_bytes = 0;
+  bool has_immediate = true;  // false: iWARP, or RSOCK_VERBS_NO_IMM in tests: a SEND follows each WRITE
+  RingMemory memory;          // ours: what we send from, what the peer writes into
+};
+
+class Device : public std::enable_shared_from_this<Device> {
+ public:
+  /// The device behind `context` (a connection manager id's): the one that is there, or a new one. Keeper only. Errors:
+  /// what the verbs said; ENOMEM also when memlock is too low. `max_streams` bounds queue pairs for its life.
+  static Result<std::shared_ptr<Device>> open(ibv_context* context, uint32_t max_streams) noexcept;
+  /// Devices that are in use, for the keeper's loop. Keeper only.
+  static const std::vector<std::shared_ptr<Device>>& all() noexcept;
+  ~Device();
+
+  /// A queue pair on `id`, whose context is ours, with rings of `ring_size`. Taken from parked memory if there is some
+  /// of this partner's. Keeper only. Errors: ENOMEM (memlock, device limits), EMFILE, what the verbs said.
+  Result<QueuePair> make_queue_pair(rdma_cm_id* id, size_t ring_size, uint64_t partner) noexcept;
+  /// Ends a queue pair that never became a channel's, or was one's: destroyed by the keeper soon. Any thread.
+  void retire(QueuePair&& pair) noexcept;
+  /// Keeper only: destroys what was retired. True: there may be more soon.
+  bool bury() noexcept;
+
+  // --- completions ---
+  /// Takes what is in the queue and tells the channels. Does nothing if another thread is at it. True: found any.
+  bool progress() noexcept;
+  /// The caller goes away or to sleep: the next completion wakes the keeper.
+  void need_events() noexcept;
+  /// The completion channel: the keeper's epoll has it. Readable: call on_event().
+  int event_fd() const noexcept { return events_->fd; }
+  /// Keeper only. Returns in how many ns it wants to be called again; 0: when event_fd() says so.
+  uint64_t on_event() noexcept;
+  /// Device events: removed, port down, queue pair error. Keeper only.
+  int async_fd() const noexcept { return context_->async_fd; }
+  void on_async_event() noexcept;
+  /// The device is gone: its channels were told, nothing new is made on it.
+  bool removed() const noexcept { return removed_.load(std::memory_order_acquire); }
+  ibv_context* context() const noexcept { return context_; }
+  ibv_pd* pd() const noexcept { return pd_; }
+
+  // --- channels ---
+  void add(VerbsChannel& channel, uint32_t qp_number) noexcept;
+  /// No completion reaches the channel after this returns.
+  void remove(VerbsChannel& channel, uint32_t qp_number) noexcept;
+
+  /// A forked child owns none of it: descriptors are closed, nothing is destroyed.
+  static void after_fork_child() noexcept;
+
+ private:
+  explicit Device(ibv_context* context) noexcept : context_(context) {}
+  bool set_up(uint32_t max_streams) noexcept;
+  bool poll_locked() noexcept RSOCK_REQUIRES(queue_mutex_);
+  void dispatch_locked(const ibv_wc& wc) noexcept RSOCK_REQUIRES(queue_mutex_);
+  bool post_receive_locked(uint64_t slot) noexcept RSOCK_REQUIRES(queue_mutex_);
+  void arm() noexcept;
+  VerbsChannel* find_locked(uint32_t qp_number) noexcept RSOCK_REQUIRES(queue_mutex_);
+
+  ibv_context* const context_;
+  ibv_pd* pd_ = nullptr;
+  ibv_comp_channel* events_ = nullptr;
+  ibv_cq* cq_ = nullptr;
+  ibv_srq* srq_ = nullptr;
+  ibv_mr* receive_mr_ = nullptr;
+  std::unique_ptr<uint64_t[]> receives_;  // 8 bytes an entry, for SENDs without immediates
+  Mutex queue_mutex_;
+  struct Entry {
+    uint32_t qp_number;
+    VerbsChannel* channel;
+  };
+  std::vector<Entry> channels_ RSOCK_GUARDED_BY(queue_mutex_);
+  Mutex retired_mutex_;
+  std::vector<QueuePair> retired_ RSOCK_GUARDED_BY(retired_mutex_);
+  std::atomic<bool> armed_{false};
+  std::atomic<bool> removed_{false};
+  std::atomic<uint64_t> found_by_others_{0};
+  uint64_t found_seen_ = 0;  // keeper only
+  uint32_t max_streams_ = 0;
+  uint32_t pairs_ = 0;  // keeper only
+};
+
+}  // namespace rsock::transport::verbs
