@@ -12,7 +12,10 @@ using namespace rsock::preload;
 namespace rsock::preload {
 
 bool let_go(int fd) noexcept {
-  if (inside_library()) return true;  // libibverbs closes what it opened
+  if (inside_library()) {  // libibverbs closes what it opened
+    if (FdTable::kind(fd) == FdKind::kInternal) FdTable::clear(fd);
+    return true;
+  }
   if (FdTable::kind(fd) == FdKind::kInternal) return false;
   // In a child of vfork the number is free in the child only: the parent's table stays as it is.
   return !own_process() || stream::before_close(fd);

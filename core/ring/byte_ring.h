@@ -148,6 +148,9 @@ class RingWriter {
     return head_word_.fetch_or(bit, std::memory_order_seq_cst);
   }
 
+  /// We write no more; the head word stays as it is.
+  void close() noexcept { closed_ = true; }
+
   uint64_t tail() const noexcept { return tail_; }
   bool failed() const noexcept { return failed_; }
   /// The last look at the reader's word found a seal on it.

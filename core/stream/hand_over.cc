@@ -22,10 +22,12 @@ Owed owed(Stream& s) noexcept {
   {
     MutexLock lock(s.tx.mutex);
     o.ours = s.tx.state == TxState::kReplay;
+    // Called back, and the peer has not said yet where it is.
+    o.theirs = s.tx.state == TxState::kRing && !s.peer_gone.load(std::memory_order_acquire);
   }
   MutexLock lock(s.rx.mutex);
   // A peer that is gone gives nothing any more.
-  o.theirs = s.channel && s.rx.await_replay.load(std::memory_order_relaxed) &&
+  o.theirs |= s.channel && s.rx.await_replay.load(std::memory_order_relaxed) &&
              !s.channel->rx_replayed() && !s.peer_gone.load(std::memory_order_acquire);
   return o;
 }
@@ -75,6 +77,60 @@ HandOver set_down_and_wait(Stream& s, Reason reason, const Patience& patience) n
 
 bool set_down_and_wait(Stream& s, Reason reason) noexcept {
   return set_down_and_wait(s, reason, Patience::at_most(kHandOverNs)) == HandOver::kDone;
+}
+
+/// A process that ends takes its queue pairs with it: what it has published must be in the peers' memory before, and its
+/// last words on the way. Bytes that have not arrived yet, of all streams.
+static uint64_t end_remote_streams(int* waiting) noexcept {
+  uint64_t under_way = 0;
+  *waiting = 0;
+  for (int fd = 0; fd <= FdTable::highest() && live_streams() != 0; ++fd) {
+    Stream* s = FdTable::stream(fd);
+    if (s == nullptr || !s->has_channel.load(std::memory_order_acquire)) continue;
+    if (s->tx.mutex.held_by_me() || s->rx.mutex.held_by_me()) continue;
+    MutexLock lock(s->tx.mutex);
+    if (!s->channel || s->channel->decides_alone() || s->tx.state != TxState::kRing) continue;
+    (void)s->channel->tx_end();
+    (void)obey_tx_turn_locked(*s);
+    if (s->tx.state != TxState::kRing || s->tx.lied) continue;
+    ++*waiting;
+    under_way += s->channel->tx_undelivered();
+  }
+  return under_way;
+}
+
+/// The last words: what was consumed is final. With bytes unread the kernel, which does not know of them, resets.
+static void let_go_of_remote_streams() noexcept {
+  for (int fd = 0; fd <= FdTable::highest() && live_streams() != 0; ++fd) {
+    Stream* s = FdTable::stream(fd);
+    if (s == nullptr || !s->has_channel.load(std::memory_order_acquire)) continue;
+    if (s->tx.mutex.held_by_me() || s->rx.mutex.held_by_me()) continue;
+    MutexLock tx(s->tx.mutex);
+    MutexLock rx(s->rx.mutex);
+    if (!s->channel || s->channel->decides_alone()) continue;
+    if (unread_in_channel_locked(*s)) make_close_reset(fd);
+    s->channel->let_go();
+  }
+}
+
+void finish_remote_streams(int64_t stuck_ns) noexcept {
+  Nap nap(10'000'000);
+  uint64_t before = UINT64_MAX;
+  Deadline stuck = Deadline::after_ns(stuck_ns);
+  for (;;) {
+    int waiting = 0;
+    const uint64_t now = end_remote_streams(&waiting);
+    if (waiting == 0) break;
+    if (now != before) {
+      before = now;
+      stuck = Deadline::after_ns(stuck_ns);
+    } else if (stuck.passed()) {
+      RSOCK_LOG(kWarn, "the peer does not answer: bytes may be lost with this process");
+      break;
+    }
+    nap.take(-1);
+  }
+  let_go_of_remote_streams();
 }
 
 /// One try for every descriptor. The number of one that still has bytes to send, or -1.

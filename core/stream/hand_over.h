@@ -46,6 +46,8 @@ bool set_down_and_wait(Stream& s, Reason reason) noexcept;
 /// Replays of ours, of all descriptors, for a process that is about to end or to be another
 /// program: nobody else could send those bytes, so it waits as long as some move, and for
 /// `stuck_ns` when none do. (A kernel would go on sending after exit; it needs no process for it.)
+/// Before the process ends: every stream whose words go by a line is ended and let go of. As finish_own_replays().
+void finish_remote_streams(int64_t stuck_ns) noexcept;
 void finish_own_replays(int64_t stuck_ns) noexcept;
 
 }  // namespace rsock::stream

@@ -38,7 +38,7 @@ void finish_if_adopted(Stream& s) noexcept {
   {
     MutexLock tx(s.tx.mutex);
     MutexLock rx(s.rx.mutex);
-    if (s.tx.state == TxState::kReplay) return;
+    if (s.tx.state != TxState::kKernel) return;
     s.adopted.store(false, std::memory_order_relaxed);
     if (s.rx.state != RxState::kKernel) finish_rx_locked(s);
     (void)take_channel_locked(s);

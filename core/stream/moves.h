@@ -55,7 +55,7 @@ void finish_rx_locked(Stream& s) noexcept RSOCK_REQUIRES(s.rx.mutex);
 void leave_ring_locked(Stream& s, TurnKind turn) noexcept RSOCK_REQUIRES(s.rx.mutex);
 /// The peer has let go of the channel (also if we have not noticed yet): what it consumed, sealed
 /// and published is final. A system call.
-bool peer_hung_up(const Channel& channel) noexcept;
+bool peer_hung_up(Channel& channel) noexcept;
 /// Moves both directions towards TCP: recalls ours, freezes the peer's. Never blocks; what is owed
 /// afterwards (a replay either way, bytes to drain) goes on by itself. To wait for it: hand_over.h.
 void set_down(Stream& s, Reason reason) noexcept;
@@ -71,9 +71,15 @@ void attend(Stream& s) noexcept;
 /// RST (tcp_close()), but the bytes were in the ring, so it sent FIN: says what TCP would have
 /// said.
 void judge_unread(Stream& s) noexcept;
-/// The peer broke the protocol: both directions fail with ECONNRESET, and the kernel's stream is
+/// Why a stream whose channel failed has to be reset.
+Reason failure_of(Stream& s) noexcept;
+/// The peer broke the protocol, or went with bytes of ours that nobody counted: both directions fail with ECONNRESET, and the kernel's stream is
 /// reset. Nothing happens if that was done before, or the stream is closed.
 void fail_stream(Stream& s, Reason reason) noexcept;
+/// Bytes came that the program has not read, and the kernel does not know of them.
+bool unread_in_channel_locked(Stream& s) noexcept RSOCK_REQUIRES(s.rx.mutex);
+/// close() with unread bytes, or SO_LINGER 0, resets the connection: RFC 1122 4.2.2.13, tcp_close().
+void make_close_reset(int fd) noexcept;
 /// RST to the peer, and nothing to read or send any more.
 void abort_connection(int fd) noexcept;
 

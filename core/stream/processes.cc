@@ -230,7 +230,7 @@ static void reset_what_is_not_out() noexcept {
     const auto flags = os::fcntl(fd, F_GETFD);
     if (!flags || (*flags & FD_CLOEXEC) != 0) return;  // the peer finds the end in the memory
     MutexLock lock(s.tx.mutex);
-    if (s.tx.state == TxState::kReplay) abort_connection(fd);
+    if (s.tx.state != TxState::kKernel) abort_connection(fd);
   });
 }
 
@@ -261,6 +261,7 @@ void after_unshare() noexcept { Keeper::resume(); }
 void first_thread_ends() noexcept { Keeper::first_thread_ends(); }
 
 void before_exit() noexcept {
+  finish_remote_streams(kStuckNs);
   finish_own_replays(kStuckNs);
   finish_adopted();
   write_summary();

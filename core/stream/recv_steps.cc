@@ -82,7 +82,9 @@ long ring_step_locked(Stream& s, int fd, const iovec* iov, size_t n, size_t skip
     // What it published before is visible now.
     got = read_ring_locked(s, iov, n, skip, limit, flags);
     if (got != 0 || (limit == 0 && ch.rx_available() != 0)) return got;
-    return ch.rx_turn().kind == TurnKind::kOpen ? kPeerDied : kLookAgain;
+    if (ch.rx_turn().kind != TurnKind::kOpen) return kLookAgain;
+    // FIN follows an answered end. Without one, bytes may have died with the peer.
+    return ch.decides_alone() ? kPeerDied : -ECONNRESET;
   }
   if (probed < 0) {
     // The reset may have come right behind the last bytes.
@@ -92,7 +94,9 @@ long ring_step_locked(Stream& s, int fd, const iovec* iov, size_t n, size_t skip
   }
   // Bytes on TCP while the ring is open: the direction was turned just now, or somebody writes to
   // the connection behind both libraries.
-  return ch.rx_turn().kind == TurnKind::kOpen ? -EPROTO : kLookAgain;
+  if (ch.rx_turn().kind != TurnKind::kOpen) return kLookAgain;
+  // Or the line of the words broke, the peer has heard of it, and we shall.
+  return ch.decides_alone() ? -EPROTO : -EAGAIN;
 }
 
 /// How many bytes of the TCP stream may be read without passing the switch. 0: none now. The order

@@ -29,9 +29,13 @@ void end_tx_locked(Stream& s) noexcept RSOCK_REQUIRES(s.tx.mutex) {
       // A peer that drained the ring lets go of the channel too. Only once it has, its count is
       // final: a count from before the hang-up would send bytes again that it has read meanwhile.
       const uint64_t unread =
-          s.channel->tx_unread() != 0 && peer_hung_up(*s.channel) ? s.channel->tx_unread() : 0;
+          s.channel->decides_alone() && s.channel->tx_unread() != 0 && peer_hung_up(*s.channel)
+              ? s.channel->tx_unread()
+              : 0;
       if (turn.kind == TurnKind::kFrozen) {
         begin_replay_locked(s, turn.at);
+      } else if (turn.kind == TurnKind::kOpen) {
+        return;  // asked: the answer comes by the keeper, and FIN behind it
       } else if (unread != 0) {
         begin_replay_locked(s, s.channel->tx_tail() - unread);
       } else {
@@ -43,22 +47,6 @@ void end_tx_locked(Stream& s) noexcept RSOCK_REQUIRES(s.tx.mutex) {
   }
   s.channel->wake_peer();
   Keeper::kick_peer_locked(s);
-}
-
-/// Bytes came that the program has not read, and the kernel does not know of them.
-bool unread_in_channel_locked(Stream& s) noexcept RSOCK_REQUIRES(s.rx.mutex) {
-  if (!s.channel) return false;
-  const auto start = s.channel->rx_start();
-  return start &&
-         s.rx.offset.load(std::memory_order_relaxed) < *start + s.channel->rx_published() &&
-         !s.channel->rx_replayed();
-}
-
-/// close() with unread bytes, or SO_LINGER 0, resets the connection: RFC 1122 4.2.2.13,
-/// tcp_close().
-void make_close_reset(int fd) noexcept {
-  const linger now{1, 0};
-  (void)os::setsockopt(fd, SOL_SOCKET, SO_LINGER, &now, sizeof(now));
 }
 
 bool lingers_zero(int fd) noexcept {
@@ -88,7 +76,7 @@ bool close_last(Stream& s, int fd, std::shared_ptr<Channel>* last) noexcept {
     if (s.tx.state != TxState::kKernel) finish_tx_locked(s);
   } else {
     end_tx_locked(s);
-    if (s.tx.state == TxState::kReplay) {
+    if (s.tx.state != TxState::kKernel) {
       if (Keeper::adopt_locked(s, fd)) return false;
       RSOCK_LOG(kError, "fd %d: no descriptor left to finish sending: connection reset", fd);
       make_close_reset(fd);
@@ -116,13 +104,26 @@ void choose_other_fd(Stream& s, int gone) noexcept {
 
 }  // namespace
 
+bool unread_in_channel_locked(Stream& s) noexcept {
+  if (!s.channel) return false;
+  const auto start = s.channel->rx_start();
+  return start &&
+         s.rx.offset.load(std::memory_order_relaxed) < *start + s.channel->rx_published() &&
+         !s.channel->rx_replayed();
+}
+
+void make_close_reset(int fd) noexcept {
+  const linger now{1, 0};
+  (void)os::setsockopt(fd, SOL_SOCKET, SO_LINGER, &now, sizeof(now));
+}
+
 long shutdown(Stream& s, int fd, int how, KernelCall kernel) {
   bool fin_owed = false;
   if (how == SHUT_WR || how == SHUT_RDWR) {
     MutexLock lock(s.tx.mutex);
     if (s.tx.barred) return -ENOTCONN;  // FIN would cut off what the parent still sends
     end_tx_locked(s);
-    if (s.tx.state == TxState::kReplay) fin_owed = s.tx.fin_owed = true;
+    if (s.tx.state != TxState::kKernel) fin_owed = s.tx.fin_owed = true;
   }
   const auto in_kernel = [&]() -> long {
     if (!fin_owed) return kernel();

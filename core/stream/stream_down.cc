@@ -35,7 +35,11 @@ void finish_rx_locked(Stream& s) noexcept {
 
 void leave_ring_locked(Stream& s, TurnKind turn) noexcept {
   // Frozen: the sender owes us on TCP what we have not read. Ended: FIN follows.
-  if (turn == TurnKind::kFrozen) s.rx.await_replay.store(true, std::memory_order_release);
+  // Open, of a peer that left without a word about its end: what came may not be all. Where the words were in memory
+  // that we still have, it is.
+  const bool unknown =
+      turn == TurnKind::kOpen && !s.channel->decides_alone() && s.channel->rx_start().has_value();
+  if (turn == TurnKind::kFrozen || unknown) s.rx.await_replay.store(true, std::memory_order_release);
   if (turn == TurnKind::kEnded) s.rx.fin_seen.store(true, std::memory_order_relaxed);
   finish_rx_locked(s);
 }
@@ -107,21 +111,37 @@ bool flush_replay_locked(Stream& s) noexcept {
 
 uint64_t replayed_bytes() noexcept { return g_replayed.load(std::memory_order_relaxed); }
 
+/// The answer to an end that was asked for: every byte is in the peer's memory, FIN may follow.
+static void finish_end_locked(Stream& s) noexcept RSOCK_REQUIRES(s.tx.mutex) {
+  s.channel->tx_set_replayed();
+  if (s.tx.fin_owed) {
+    s.tx.fin_owed = false;
+    (void)os::shutdown(s.fd.load(std::memory_order_relaxed), SHUT_WR);
+  }
+  finish_tx_locked(s);
+}
+
 bool obey_tx_turn_locked(Stream& s) noexcept {
   if (s.tx.state != TxState::kRing) return false;
   Turn turn = s.channel->tx_turn();
   if (turn.kind == TurnKind::kOpen && s.peer_gone.load(std::memory_order_acquire)) {
     turn = s.channel->tx_recall();  // nobody reads the ring any more
+    if (s.channel->tx_failed()) {   // and nobody knows what was read
+      s.tx.lied = true;
+      return true;
+    }
   }
-  if (turn.kind != TurnKind::kFrozen) return false;
+  if (turn.kind == TurnKind::kOpen) return false;
+  if (turn.kind == TurnKind::kEnded) {
+    finish_end_locked(s);
+    return true;
+  }
   begin_replay_locked(s, turn.at);
   (void)flush_replay_locked(s);
   return true;
 }
 
-bool peer_hung_up(const Channel& channel) noexcept {
-  return os::poll_now(channel.wait_fd(), POLLRDHUP) != 0;
-}
+bool peer_hung_up(Channel& channel) noexcept { return channel.peer_let_go(); }
 
 /// Receiver: what the words say for good is done: the kernel goes on where nothing more will come
 /// out of the ring. A peer that died without an end is the readers' to find, as it is judged by
@@ -248,6 +268,21 @@ static void kick_again_locked(Stream& s) noexcept RSOCK_REQUIRES(s.rx.mutex) {
   Keeper::kick_peer_locked(s);
 }
 
+/// The path is of no use any more, and the directions were not called back for that yet.
+static Reason take_path_failure(Stream& s) noexcept {
+  MutexLock tx(s.tx.mutex);
+  MutexLock rx(s.rx.mutex);
+  if (!s.channel || s.path_failed) return nullptr;
+  const Reason reason = s.channel->path_failure();
+  s.path_failed = reason != nullptr;
+  return reason;
+}
+
+Reason failure_of(Stream& s) noexcept {
+  return s.peer_gone.load(std::memory_order_acquire) ? "the peer went with bytes of ours unread"
+                                                     : "peer broke the protocol";
+}
+
 void attend(Stream& s) noexcept {
   if (!s.has_channel.load(std::memory_order_acquire)) return;
   try_ready(s);
@@ -268,16 +303,21 @@ void attend(Stream& s) noexcept {
     }
     (void)obey_tx_turn_locked(s);
     if (s.tx.state == TxState::kReplay) (void)flush_replay_locked(s);
-    lied = s.tx.lied;
+    lied = s.tx.lied || s.channel->tx_failed();
   }
-  if (lied) return fail_stream(s, "peer broke the protocol");
+  if (lied) return fail_stream(s, failure_of(s));
   if (s.tx_wanted.load(std::memory_order_acquire)) try_switch_tx(s);
   {
     MutexLock lock(s.rx.mutex);
     if (!s.channel) return;
-    obey_rx_words_locked(s, false);
+    if (s.channel->rx_asked_back()) {
+      freeze_rx_locked(s);
+    } else {
+      obey_rx_words_locked(s, false);
+    }
     kick_again_locked(s);
   }
+  if (const Reason reason = take_path_failure(s); reason != nullptr) return set_down(s, reason);
   maybe_detach(s);
   wake_waiters(s);
 }

@@ -34,7 +34,9 @@ bool both_ends_gone(int fd, int doorbell) noexcept {
 
 void judge_unread(Stream& s) noexcept {
   MutexLock lock(s.tx.mutex);
-  if (!s.channel || s.tx.state != TxState::kRing || s.channel->tx_unread() == 0) return;
+  // Where the words go by a line, a peer that died is found by what it did not say (obey_tx_turn_locked).
+  if (!s.channel || !s.channel->decides_alone()) return;
+  if (s.tx.state != TxState::kRing || s.channel->tx_unread() == 0) return;
   const int fd = s.fd.load(std::memory_order_relaxed);
   if (!both_ends_gone(fd, s.channel->wait_fd())) return;
   const Turn turn = s.channel->tx_recall();

@@ -111,7 +111,7 @@ long bytes_unsent(Stream& s, int fd) noexcept {
   MutexLock lock(s.tx.mutex);
   const auto queued = os::ioctl_int(fd, SIOCOUTQ);
   long n = queued ? *queued : 0;
-  if (s.tx.state == TxState::kRing) n += static_cast<long>(s.channel->tx_unread());
+  if (s.tx.state == TxState::kRing) n += static_cast<long>(s.channel->tx_undelivered());
   if (s.tx.state == TxState::kReplay)
     n += static_cast<long>(s.channel->tx_tail() - s.tx.replay_next);
   return n;

@@ -76,7 +76,7 @@ void look_at_tx(Stream& s, Halves* h) noexcept {
     case TxState::kRing:
       // The same third by which the receiver wakes us (Channel::rx_read).
       if (s.channel->tx_room(s.channel->capacity() / 3) >= s.channel->capacity() / 3 ||
-          s.channel->tx_failed()) {
+          s.channel->tx_failed() || s.tx.shut) {
         h->events |= kOut;
       } else {
         s.tx_nospace.store(true, std::memory_order_relaxed);

@@ -244,7 +244,7 @@ long send(Stream& s, int fd, const iovec* iov, size_t n, int flags, KernelCall k
         return done != 0 ? static_cast<long>(done) : kernel();
       case Step::kError:
         if (error == -EPROTO) {
-          fail_stream(s, "peer broke the protocol");
+          fail_stream(s, failure_of(s));
           error = -ECONNRESET;
         }
         return done != 0 ? static_cast<long>(done) : error;

@@ -48,7 +48,8 @@ struct QueuePair {
   rdma_cm_id* id = nullptr;  // null in tests that connect by hand
   ibv_qp* qp = nullptr;
   uint32_t inline_bytes = 0;
-  bool has_immediate = true;  // false: iWARP, or RSOCK_VERBS_NO_IMM in tests: a SEND follows each WRITE
+  bool has_immediate = true;  // false: iWARP, or RSOCK_RDMA_IMMEDIATE=no: a SEND follows each WRITE
+  uint64_t partner = 0;       // the peer's keeper; 0: none, the memory is not used again
   RingMemory memory;          // ours: what we send from, what the peer writes into
 };
 
@@ -63,10 +64,14 @@ class Device : public std::enable_shared_from_this<Device> {
 
   /// A queue pair on `id`, whose context is ours, with rings of `ring_size`. Taken from parked memory if there is some
   /// of this partner's. Keeper only. Errors: ENOMEM (memlock, device limits), EMFILE, what the verbs said.
-  Result<QueuePair> make_queue_pair(rdma_cm_id* id, size_t ring_size, uint64_t partner) noexcept;
+  /// EUSERS: as many as there may be. Both ends must say the same of `immediate` (config().rdma_immediate is part of
+  /// nothing that is agreed: an operator sets it everywhere or nowhere).
+  Result<QueuePair> make_queue_pair(rdma_cm_id* id, size_t ring_size, uint64_t partner,
+                                    bool immediate = true) noexcept;
   /// Ends a queue pair that never became a channel's, or was one's: destroyed by the keeper soon. Any thread.
   void retire(QueuePair&& pair) noexcept;
-  /// Keeper only: destroys what was retired. True: there may be more soon.
+  /// Keeper only: destroys what was retired, with its connection manager id; keeps memory for the same partner for 5 s.
+  /// True: call again in a second.
   bool bury() noexcept;
 
   // --- completions ---
@@ -81,10 +86,17 @@ class Device : public std::enable_shared_from_this<Device> {
   /// Device events: removed, port down, queue pair error. Keeper only.
   int async_fd() const noexcept { return context_->async_fd; }
   void on_async_event() noexcept;
+  /// The connection manager says so as well (RDMA_CM_EVENT_DEVICE_REMOVAL), sometimes first. Keeper only.
+  void on_removal() noexcept;
   /// The device is gone: its channels were told, nothing new is made on it.
   bool removed() const noexcept { return removed_.load(std::memory_order_acquire); }
   ibv_context* context() const noexcept { return context_; }
   ibv_pd* pd() const noexcept { return pd_; }
+  /// Streams on queue pairs, of at most how many. Keeper only.
+  uint32_t pairs() const noexcept { return pairs_; }
+  uint32_t max_streams() const noexcept { return max_streams_; }
+  /// False in a forked child.
+  bool is_ours() const noexcept;
 
   // --- channels ---
   void add(VerbsChannel& channel, uint32_t qp_number) noexcept;
@@ -95,21 +107,30 @@ class Device : public std::enable_shared_from_this<Device> {
   static void after_fork_child() noexcept;
 
  private:
-  explicit Device(ibv_context* context) noexcept : context_(context) {}
+  explicit Device(ibv_context* context) noexcept;
+  void fail_channels(const char* reason, uint32_t only) noexcept;
   bool set_up(uint32_t max_streams) noexcept;
   bool poll_locked() noexcept RSOCK_REQUIRES(queue_mutex_);
   void dispatch_locked(const ibv_wc& wc) noexcept RSOCK_REQUIRES(queue_mutex_);
   bool post_receive_locked(uint64_t slot) noexcept RSOCK_REQUIRES(queue_mutex_);
-  void arm() noexcept;
   VerbsChannel* find_locked(uint32_t qp_number) noexcept RSOCK_REQUIRES(queue_mutex_);
 
+  struct Parked {
+    RingMemory memory;
+    uint64_t partner;
+    uint64_t until;
+  };
+
   ibv_context* const context_;
+  const int owner_;  // process
+  int numa_node_ = -1;
   ibv_pd* pd_ = nullptr;
   ibv_comp_channel* events_ = nullptr;
   ibv_cq* cq_ = nullptr;
   ibv_srq* srq_ = nullptr;
   ibv_mr* receive_mr_ = nullptr;
   std::unique_ptr<uint64_t[]> receives_;  // 8 bytes an entry, for SENDs without immediates
+  uint32_t receives_count_ = 0;
   Mutex queue_mutex_;
   struct Entry {
     uint32_t qp_number;
@@ -123,7 +144,8 @@ class Device : public std::enable_shared_from_this<Device> {
   std::atomic<uint64_t> found_by_others_{0};
   uint64_t found_seen_ = 0;  // keeper only
   uint32_t max_streams_ = 0;
-  uint32_t pairs_ = 0;  // keeper only
+  uint32_t pairs_ = 0;           // keeper only
+  std::vector<Parked> parked_;  // keeper only
 };
 
 }  // namespace rsock::transport::verbs

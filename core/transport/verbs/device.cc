@@ -1,0 +1,387 @@
+#include "core/transport/verbs/device.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <new>
+
+#include "core/base/clock.h"
+#include "core/base/inside.h"
+#include "core/base/log.h"
+#include "core/os/os.h"
+#include "core/os/owned_fd.h"
+#include "core/transport/verbs/descriptors.h"
+#include "core/transport/verbs/rdma_library.h"
+#include "core/transport/verbs/verbs_channel.h"
+
+namespace rsock::transport::verbs {
+namespace {
+
+constexpr uint32_t kMostStreams = 256;    // by default; the device may allow fewer
+constexpr uint64_t kNapNs = 100'000;      // between two looks of the keeper while others poll
+constexpr uint64_t kParkNs = 5'000'000'000;
+constexpr size_t kMostParked = 16;
+constexpr int kBatch = 32;
+
+/// A pointer, so that a forked child can leave the parent's list where it is.
+constinit std::vector<std::shared_ptr<Device>>* g_devices = nullptr;
+
+std::vector<std::shared_ptr<Device>>& devices() noexcept {
+  if (g_devices == nullptr) g_devices = new std::vector<std::shared_ptr<Device>>;
+  return *g_devices;
+}
+
+int numa_node_of(ibv_context* context) noexcept {
+  char path[IBV_SYSFS_PATH_MAX + 32];
+  const int n = snprintf(path, sizeof(path), "%s/device/numa_node", context->device->ibdev_path);
+  if (n < 0 || static_cast<size_t>(n) >= sizeof(path)) return -1;
+  auto fd = os::make_internal([&] { return os::open(path, O_RDONLY | O_CLOEXEC, 0); });
+  if (!fd) return -1;
+  char text[16] = {};
+  const auto got = os::read(fd->get(), text, sizeof(text) - 1);
+  return got && *got != 0 ? atoi(text) : -1;
+}
+
+}  // namespace
+
+const std::vector<std::shared_ptr<Device>>& Device::all() noexcept { return devices(); }
+
+Device::Device(ibv_context* context) noexcept : context_(context), owner_(os::getpid()) {}
+
+bool Device::is_ours() const noexcept { return os::getpid() == owner_; }
+
+Result<std::shared_ptr<Device>> Device::open(ibv_context* context, uint32_t max_streams) noexcept {
+  std::erase_if(devices(), [](const std::shared_ptr<Device>& d) { return d->removed() && d.use_count() == 1; });
+  for (const auto& d : devices()) {
+    if (d->context_ == context && !d->removed()) return d;
+  }
+  const InsideLibrary guard;
+  std::shared_ptr<Device> device(new (std::nothrow) Device(context));
+  if (!device) return fail(ENOMEM);
+  errno = 0;
+  if (!device->set_up(max_streams)) return fail(errno != 0 ? errno : ENOMEM);
+  devices().push_back(device);
+  return device;
+}
+
+bool Device::set_up(uint32_t max_streams) noexcept {
+  const RdmaLibrary& lib = *RdmaLibrary::get();
+  ibv_device_attr limits{};
+  if (lib.ibv_query_device(context_, &limits) != 0) return false;
+  const uint32_t slots = kDataSlots + kCreditSlots;
+  const uint32_t most_entries = static_cast<uint32_t>(std::max(limits.max_cqe, 0));
+  receives_count_ = std::min<uint32_t>(kReceives, static_cast<uint32_t>(std::max(limits.max_srq_wr, 0)));
+  if (receives_count_ < 64 || most_entries < receives_count_ + slots) {
+    errno = ENOMEM;
+    return false;
+  }
+  max_streams_ = std::min({max_streams != 0 ? max_streams : kMostStreams, static_cast<uint32_t>(limits.max_qp) / 2 + 1,
+                           (most_entries - receives_count_) / slots});
+  numa_node_ = numa_node_of(context_);
+  pd_ = lib.ibv_alloc_pd(context_);
+  if (pd_ == nullptr) return false;
+  {
+    const os::MakingInternal making;
+    events_ = lib.ibv_create_comp_channel(context_);
+    if (events_ == nullptr) return false;
+    if (!raise_fd(events_->fd)) return false;
+  }
+  (void)os::fcntl(events_->fd, F_SETFL, O_NONBLOCK);
+  cq_ = lib.ibv_create_cq(context_, static_cast<int>(receives_count_ + max_streams_ * slots), nullptr, events_, 0);
+  if (cq_ == nullptr) return false;
+  ibv_srq_init_attr wanted{};
+  wanted.attr.max_wr = receives_count_;
+  wanted.attr.max_sge = 1;
+  srq_ = lib.ibv_create_srq(pd_, &wanted);
+  if (srq_ == nullptr) return false;
+  receives_.reset(new (std::nothrow) uint64_t[receives_count_]());
+  if (!receives_) return false;
+  receive_mr_ = lib.reg_mr(pd_, receives_.get(), receives_count_ * sizeof(uint64_t), IBV_ACCESS_LOCAL_WRITE);
+  if (receive_mr_ == nullptr) return false;
+  MutexLock lock(queue_mutex_);
+  for (uint32_t i = 0; i < receives_count_; ++i) {
+    if (!post_receive_locked(i)) return false;
+  }
+  return true;
+}
+
+Device::~Device() {
+  if (!is_ours()) {  // a forked child's copy of the pointer
+    (void)receives_.release();
+    parked_.clear();
+    return;
+  }
+  const InsideLibrary guard;
+  const RdmaLibrary& lib = *RdmaLibrary::get();
+  for (Parked& p : parked_) p.memory = RingMemory();
+  if (srq_ != nullptr) (void)lib.ibv_destroy_srq(srq_);
+  if (receive_mr_ != nullptr) (void)lib.ibv_dereg_mr(receive_mr_);
+  if (cq_ != nullptr) (void)lib.ibv_destroy_cq(cq_);
+  if (events_ != nullptr) {
+    (void)lib.ibv_destroy_comp_channel(events_);
+  }
+  if (pd_ != nullptr) (void)lib.ibv_dealloc_pd(pd_);
+}
+
+bool Device::post_receive_locked(uint64_t slot) noexcept {
+  ibv_sge piece{};
+  piece.addr = reinterpret_cast<uint64_t>(&receives_[slot]);
+  piece.length = sizeof(uint64_t);
+  piece.lkey = receive_mr_->lkey;
+  ibv_recv_wr receive{};
+  receive.wr_id = slot;
+  receive.sg_list = &piece;
+  receive.num_sge = 1;
+  ibv_recv_wr* bad = nullptr;
+  return ibv_post_srq_recv(srq_, &receive, &bad) == 0;
+}
+
+// --- queue pairs -------------------------------------------------------------------------------
+
+Result<QueuePair> Device::make_queue_pair(rdma_cm_id* id, size_t ring_size, uint64_t partner,
+                                          bool immediate) noexcept {
+  if (removed()) return fail(ENODEV);
+  if (pairs_ >= max_streams_) return fail(EUSERS);
+  const InsideLibrary guard;
+  const RdmaLibrary& lib = *RdmaLibrary::get();
+  QueuePair pair;
+  pair.id = id;
+  pair.partner = partner;
+  pair.has_immediate = immediate && context_->device->transport_type != IBV_TRANSPORT_IWARP;
+  for (auto p = parked_.begin(); p != parked_.end(); ++p) {
+    if (p->partner != partner || p->memory.ring_size() != ring_size) continue;
+    pair.memory = std::move(p->memory);
+    parked_.erase(p);
+    break;
+  }
+  if (!pair.memory) {
+    auto memory = RingMemory::make(pd_, ring_size, numa_node_);
+    if (!memory) return fail(memory.error());
+    pair.memory = std::move(*memory);
+  }
+  ibv_qp_init_attr wanted{};
+  for (const uint32_t inline_bytes : {kWantedInline, 64u, 0u}) {
+    wanted = ibv_qp_init_attr{};
+    wanted.send_cq = wanted.recv_cq = cq_;
+    wanted.srq = srq_;
+    wanted.qp_type = IBV_QPT_RC;
+    wanted.cap.max_send_wr = kDataSlots + kCreditSlots;
+    wanted.cap.max_send_sge = 1;
+    wanted.cap.max_inline_data = inline_bytes;
+    if (id != nullptr) {
+      if (lib.rdma_create_qp(id, pd_, &wanted) == 0) pair.qp = id->qp;
+    } else {
+      pair.qp = lib.ibv_create_qp(pd_, &wanted);
+    }
+    if (pair.qp != nullptr) break;
+  }
+  if (pair.qp == nullptr) return fail(errno != 0 ? errno : ENOMEM);
+  pair.inline_bytes = wanted.cap.max_inline_data;
+  // Without immediates the count travels inline; a device without inline can't be used that way.
+  if (!pair.has_immediate && pair.inline_bytes < sizeof(uint32_t)) {
+    ++pairs_;
+    retire(std::move(pair));
+    return fail(EOPNOTSUPP);
+  }
+  ++pairs_;
+  return pair;
+}
+
+void Device::retire(QueuePair&& pair) noexcept {
+  if (pair.qp == nullptr) return;
+  MutexLock lock(retired_mutex_);
+  retired_.push_back(std::move(pair));
+}
+
+bool Device::bury() noexcept {
+  const InsideLibrary guard;
+  const RdmaLibrary& lib = *RdmaLibrary::get();
+  const uint64_t now = monotonic_ns();
+  for (;;) {
+    QueuePair pair;
+    {
+      MutexLock lock(retired_mutex_);
+      if (retired_.empty()) break;
+      pair = std::move(retired_.back());
+      retired_.pop_back();
+    }
+    {
+      // Under the queue's lock, and the queue emptied behind it: a number that the device gives out again must not meet
+      // completions of the one before.
+      MutexLock lock(queue_mutex_);
+      if (pair.id != nullptr) {
+        lib.rdma_destroy_qp(pair.id);
+      } else {
+        (void)lib.ibv_destroy_qp(pair.qp);
+      }
+      while (poll_locked()) {
+      }
+    }
+    if (pair.id != nullptr) {
+      // The kernel says goodbye to the peer as well, if it was connected.
+      (void)lib.rdma_disconnect(pair.id);
+      (void)lib.rdma_destroy_id(pair.id);
+    }
+    --pairs_;
+    if (!removed() && parked_.size() < kMostParked && pair.partner != 0) {
+      parked_.push_back(Parked{std::move(pair.memory), pair.partner, now + kParkNs});
+    }
+  }
+  std::erase_if(parked_, [&](const Parked& p) { return p.until <= now || removed(); });
+  return !parked_.empty();
+}
+
+void Device::add(VerbsChannel& channel, uint32_t qp_number) noexcept {
+  MutexLock lock(queue_mutex_);
+  const auto at = std::lower_bound(channels_.begin(), channels_.end(), qp_number,
+                                   [](const Entry& e, uint32_t n) { return e.qp_number < n; });
+  channels_.insert(at, Entry{qp_number, &channel});
+}
+
+void Device::remove(VerbsChannel& channel, uint32_t) noexcept {
+  MutexLock lock(queue_mutex_);
+  std::erase_if(channels_, [&](const Entry& e) { return e.channel == &channel; });
+}
+
+VerbsChannel* Device::find_locked(uint32_t qp_number) noexcept {
+  const auto at = std::lower_bound(channels_.begin(), channels_.end(), qp_number,
+                                   [](const Entry& e, uint32_t n) { return e.qp_number < n; });
+  return at != channels_.end() && at->qp_number == qp_number ? at->channel : nullptr;
+}
+
+// --- completions -------------------------------------------------------------------------------
+
+void Device::dispatch_locked(const ibv_wc& wc) noexcept {
+  VerbsChannel* const channel = find_locked(wc.qp_num);
+  // Of a failed entry only status, number and queue pair are valid (ibv_poll_cq(3)); an arrival that failed shows as the
+  // failure of the queue pair, on what we send or by a device event.
+  if (wc.status != IBV_WC_SUCCESS) {
+    if (channel != nullptr) channel->on_sent(wc);
+    return;
+  }
+  if ((wc.opcode & IBV_WC_RECV) == 0) {
+    if (channel != nullptr) channel->on_sent(wc);
+    return;
+  }
+  uint32_t immediate = 0;
+  if ((wc.wc_flags & IBV_WC_WITH_IMM) != 0) {
+    immediate = ntohl(wc.imm_data);
+  } else if (wc.byte_len == sizeof(uint32_t) && wc.wr_id < receives_count_) {
+    immediate = static_cast<uint32_t>(receives_[wc.wr_id]);
+  }
+  if (wc.wr_id < receives_count_) (void)post_receive_locked(wc.wr_id);
+  if (channel != nullptr) channel->on_arrival(immediate);
+}
+
+bool Device::poll_locked() noexcept {
+  ibv_wc found[kBatch];
+  const int n = ibv_poll_cq(cq_, kBatch, found);
+  for (int i = 0; i < n; ++i) dispatch_locked(found[i]);
+  return n > 0;
+}
+
+bool Device::progress() noexcept {
+  if (!queue_mutex_.try_lock()) return false;
+  const bool found = poll_locked();
+  queue_mutex_.unlock();
+  if (found) found_by_others_.fetch_add(1, std::memory_order_relaxed);
+  return found;
+}
+
+void Device::need_events() noexcept {
+  // seq_cst: whoever finds it armed relies on the keeper's poll after the event; whoever does not, on its own call.
+  if (armed_.load(std::memory_order_seq_cst) || armed_.exchange(true, std::memory_order_seq_cst)) return;
+  (void)ibv_req_notify_cq(cq_, 0);
+}
+
+uint64_t Device::on_event() noexcept {
+  const RdmaLibrary& lib = *RdmaLibrary::get();
+  const InsideLibrary guard;
+  unsigned events = 0;
+  ibv_cq* cq = nullptr;
+  void* context = nullptr;
+  while (events < 64 && lib.ibv_get_cq_event(events_, &cq, &context) == 0) ++events;
+  if (events != 0) {
+    lib.ibv_ack_cq_events(cq_, events);
+    armed_.store(false, std::memory_order_seq_cst);
+  }
+  const auto poll = [this] {
+    MutexLock lock(queue_mutex_);
+    bool any = false;
+    for (int i = 0; i < 64 && poll_locked(); ++i) any = true;
+    return any;
+  };
+  (void)poll();
+  // Others poll: as long as they do nobody needs events, and who goes to sleep among them arms.
+  const uint64_t others = found_by_others_.load(std::memory_order_relaxed);
+  if (others != found_seen_) {
+    found_seen_ = others;
+    return kNapNs;
+  }
+  need_events();
+  return poll() ? kNapNs : 0;
+}
+
+void Device::on_async_event() noexcept {
+  const RdmaLibrary& lib = *RdmaLibrary::get();
+  const InsideLibrary guard;
+  ibv_async_event event{};
+  while (lib.ibv_get_async_event(context_, &event) == 0) {
+    const ibv_event_type type = event.event_type;
+    const char* reason = nullptr;
+    uint32_t one = 0;
+    switch (type) {
+      case IBV_EVENT_DEVICE_FATAL:
+        reason = "the RDMA device was removed";
+        removed_.store(true, std::memory_order_release);
+        break;
+      case IBV_EVENT_QP_FATAL:
+      case IBV_EVENT_QP_ACCESS_ERR:
+      case IBV_EVENT_QP_REQ_ERR:
+        reason = "the queue pair failed";
+        one = event.element.qp->qp_num;
+        break;
+      case IBV_EVENT_CQ_ERR:
+      case IBV_EVENT_SRQ_ERR:
+        reason = "the completion queue failed";
+        removed_.store(true, std::memory_order_release);
+        break;
+      case IBV_EVENT_PORT_ERR:
+        reason = "the RDMA port is down";
+        break;
+      default:
+        break;
+    }
+    lib.ibv_ack_async_event(&event);
+    if (reason != nullptr) fail_channels(reason, one);
+    if (type == IBV_EVENT_DEVICE_FATAL) break;  // every further read says the same
+  }
+}
+
+void Device::fail_channels(const char* reason, uint32_t only) noexcept {
+  RSOCK_LOG(kInfo, "%s: %s", context_->device->name, reason);
+  MutexLock lock(queue_mutex_);
+  for (const Entry& e : channels_) {
+    if (only == 0 || e.qp_number == only) e.channel->fail_path(reason);
+  }
+}
+
+void Device::on_removal() noexcept {
+  if (!removed_.exchange(true, std::memory_order_acq_rel)) fail_channels("the RDMA device was removed", 0);
+}
+
+void Device::after_fork_child() noexcept {
+  if (g_devices == nullptr) return;
+  for (const auto& d : *g_devices) {
+    // Else the queue pairs would live as long as this process.
+    abandon_fd(d->events_->fd);
+    abandon_fd(d->context_->async_fd);
+    abandon_fd(d->context_->cmd_fd);
+  }
+  g_devices = nullptr;  // not freed: malloc may be locked for ever
+}
+
+}  // namespace rsock::transport::verbs
