@@ -1,19 +1,23 @@
 #include "core/wire/rendezvous.h"
 
-#include <algorithm>
-#include <bit>
 #include <cerrno>
 #include <cstring>
 
 #include "core/base/check.h"
+#include "core/wire/codec.h"
 
 namespace rsock::wire {
 namespace {
 
-static_assert(std::endian::native == std::endian::little, "the wire structs are the bytes");
+using codec::put;
 
 HeaderWire header(MessageType type, size_t length) {
-  return HeaderWire{kRendezvousMagic, static_cast<uint16_t>(length), static_cast<uint16_t>(type)};
+  return codec::header(kRendezvousMagic, type, length);
+}
+
+template <typename Wire>
+const char* take(const uint8_t* data, size_t n, MessageType type, Wire* out) {
+  return codec::take(data, n, kRendezvousMagic, type, out);
 }
 
 KeeperNameWire pack(const SocketName& name) {
@@ -24,26 +28,10 @@ KeeperNameWire pack(const SocketName& name) {
   return w;
 }
 
-template <typename Wire>
-void put(const Wire& w, uint8_t* out) {
-  std::memcpy(out, &w, sizeof(w));
-}
-
-/// Takes the bytes if they are one message of that type; nullptr, or why not.
-template <typename Wire>
-const char* take(const uint8_t* data, size_t n, MessageType type, Wire* out) {
-  if (n != sizeof(Wire)) return "message of the wrong size";
-  std::memcpy(out, data, sizeof(Wire));
-  if (out->header.magic != kRendezvousMagic) return "message magic";
-  if (out->header.type != static_cast<uint16_t>(type)) return "message type";
-  if (out->header.length != sizeof(Wire)) return "message length";
-  return nullptr;
-}
-
 /// A keeper's name: the prefix, at least one byte after it, zeros behind. May be empty if allowed.
 const char* unpack(const KeeperNameWire& w, bool may_be_empty, SocketName* out) {
   if (w.size > kKeeperNameMax) return "keeper name too long";
-  if (std::any_of(w.text + w.size, w.text + kKeeperNameMax, [](char c) { return c != 0; })) {
+  if (!codec::all_zero(w.text + w.size, kKeeperNameMax - w.size)) {
     return "bytes behind the keeper name";
   }
   if (w.size == 0) return may_be_empty ? nullptr : "no keeper name";
@@ -121,10 +109,7 @@ void encode(const Hello& m, uint8_t out[kHelloSize]) {
   w.ring_size = m.ring_size;
   w.nonce = m.nonce;
   w.socket_cookie = m.socket_cookie;
-  std::copy(m.tuple.local.address.begin(), m.tuple.local.address.end(), w.caller_address);
-  std::copy(m.tuple.remote.address.begin(), m.tuple.remote.address.end(), w.callee_address);
-  w.caller_port = m.tuple.local.port;
-  w.callee_port = m.tuple.remote.port;
+  codec::pack(m.tuple, &w);
   w.scope = m.tuple.scope;
   w.keeper = pack(m.keeper);
   put(w, out);
@@ -172,13 +157,9 @@ Checked<Hello> decode_hello(const uint8_t* data, size_t n) {
   m.socket_cookie = w.socket_cookie;
   if (!valid_ring_size(w.ring_size)) return refuse(EPROTO, "ring size out of range");
   m.ring_size = w.ring_size;
-  std::copy_n(w.caller_address, 16, m.tuple.local.address.begin());
-  std::copy_n(w.callee_address, 16, m.tuple.remote.address.begin());
-  m.tuple.local.port = w.caller_port;
-  m.tuple.remote.port = w.callee_port;
+  m.tuple = codec::unpack(w);
   m.tuple.scope = w.scope;
-  if (w.caller_port == 0 || w.callee_port == 0) return refuse(EPROTO, "port 0");
-  if (m.tuple.mixed_families()) return refuse(EPROTO, "ends of two families");
+  if (const char* why = codec::impossible(m.tuple)) return refuse(EPROTO, why);
   if (!m.tuple.is_caller()) return refuse(EPROTO, "the wrong end calls");
   if (const char* why = unpack(w.keeper, false, &m.keeper)) return refuse(EPROTO, why);
   return m;
@@ -214,9 +195,7 @@ Checked<Kick> decode_kick(const uint8_t* data, size_t n) {
   KickWire w;
   if (const char* why = take(data, n, MessageType::kKick, &w)) return refuse(EPROTO, why);
   if (w.version != kProtocolVersion) return refuse(EPROTONOSUPPORT, "version not agreed");
-  if (w.zero[0] != 0 || w.zero[1] != 0 || w.zero[2] != 0) {
-    return refuse(EPROTO, "reserved bytes used");
-  }
+  if (!codec::all_zero(w.zero, sizeof(w.zero))) return refuse(EPROTO, "reserved bytes used");
   return Kick{w.nonce};
 }
 

@@ -20,8 +20,11 @@ declare -gA RSOCK_PACKAGES=(
   [observe]="strace tcpdump iproute2"
   # What the measuring scripts need beyond a build.
   [measure]="python3 iperf3 gnuplot-nox"
+  # Guests with a real RDMA stack (scripts/lab), and the programs that are run in them. The guests' kernel is not
+  # installed: the lab unpacks it in the build folder. Not rdma-core: of all its daemons and udev rules a lab needs none.
+  [lab]="python3 qemu-system-x86 busybox-static kmod cpio iproute2 ibverbs-utils ibverbs-providers rdmacm-utils librdmacm1 perftest iperf3"
 )
-RSOCK_GROUP_ORDER="build unit clang model programs observe measure"
+RSOCK_GROUP_ORDER="build unit clang model programs observe measure lab"
 
 # Prints the packages of the groups, one a line, each once.
 rsock_packages() {

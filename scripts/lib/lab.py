@@ -1,0 +1,84 @@
+"""A lab: one or two hosts with a real RDMA stack (kernel, rdma-core, RoCEv2 in software), for tests and by hand.
+
+    with Lab(hosts=2, build_dir="build") as lab:
+        server = lab.hosts[0].start("rping -s -C 10 -a 10.77.0.1")
+        client = lab.hosts[1].run("rping -c -C 10 -a 10.77.0.1")
+
+The hosts are guests of qemu that see this machine's files read-only, under a tmpfs: programs and the build folder are
+there, and what a test breaks is gone with the guest. A boot takes some ten seconds, a command milliseconds: run
+many in one lab. On a machine that has an RDMA device, Lab(here=None) uses that instead (lab_local).
+
+1. Nothing is left behind: qemu is killed by its pid, its folder removed, at the block's end, also by ^C or SIGTERM.
+2. Labs don't see each other: hosts are wired by socket pairs, which have no names.
+3. Whatever prevents a lab is raised as Unavailable before anything starts.
+"""
+
+import os
+import pathlib
+import shutil
+import signal
+import socket
+import tempfile
+import threading
+
+from lab_guest import Guest
+from lab_image import Image, Unavailable
+from lab_process import HostDown, LabTimeout, Result, Unsupported
+
+__all__ = ["Lab", "Result", "Unavailable", "LabTimeout", "HostDown", "Unsupported"]
+
+DEFAULT_BUILD = pathlib.Path(__file__).resolve().parents[2] / "build"
+
+
+def _raise_interrupt(*_):
+    raise KeyboardInterrupt
+
+
+class Lab:
+    def __init__(self, hosts=1, build_dir=None, rdma_modules=True, rdma_libs=True, memory=None, cpus=None):
+        if hosts not in (1, 2):
+            raise ValueError("a lab has one host or two")
+        self._options = dict(memory=memory or {1: "2G", 2: "1536M"}[hosts], cpus=cpus or {1: 2, 2: 1}[hosts], rdma_modules=rdma_modules,
+                             rdma_libs=rdma_libs)
+        self._count = hosts
+        self._build_dir = build_dir or DEFAULT_BUILD
+        self._folder = None
+        self._old_handler = None
+        self.hosts = []
+
+    def __enter__(self):
+        if threading.current_thread() is threading.main_thread():
+            # SIGTERM ends us as ^C does: through the `with` block's exit.
+            self._old_handler = signal.signal(signal.SIGTERM, _raise_interrupt)
+        try:
+            image = Image(self._build_dir).prepare()
+            self._folder = pathlib.Path(tempfile.mkdtemp(prefix="rsock-lab-"))
+            self._folder.chmod(0o755)
+            # One datagram a frame. A guest that dies takes nothing from the other: its frames vanish.
+            wires = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM) if self._count == 2 else (None,)
+            for number, wire in enumerate(wires, 1):
+                folder = self._folder / f"host{number}"
+                folder.mkdir()
+                self.hosts.append(Guest(number, image, folder, wire=wire, **self._options))
+            for wire in filter(None, wires):
+                wire.close()
+            for host in self.hosts:
+                host.wait_ready()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        # A second ^C while we clean up must not leave half of it.
+        main = threading.current_thread() is threading.main_thread()
+        old = {s: signal.signal(s, signal.SIG_IGN) for s in (signal.SIGINT, signal.SIGTERM)} if main else {}
+        try:
+            for host in self.hosts:
+                host.power_off()
+            if self._folder:
+                shutil.rmtree(self._folder, ignore_errors=True)
+        finally:
+            if main:
+                signal.signal(signal.SIGINT, old[signal.SIGINT])
+                signal.signal(signal.SIGTERM, self._old_handler)
