@@ -7,7 +7,11 @@
 
 #include <string>
 
+#ifdef RSOCK_TEST_VERBS
+#include "tests/transport/verbs_pair.h"
+#else
 #include "tests/transport/pairs.h"
+#endif
 
 namespace rsock::transport {
 
@@ -22,12 +26,27 @@ class Contract : public testing::TestWithParam<Backend> {
     s.resize(read(c, s.data(), n, peek));
     return s;
   }
+  /// n bytes are on the way: until they can be read.
+  static void arrive(Channel& c, size_t n) {
+    EXPECT_TRUE(eventually(c, [&] { return c.rx_available() >= n; })) << n << " bytes did not arrive";
+  }
+  /// The answer to an end or a recall, which may come later.
+  static Turn answered(Channel& c, Turn turn) {
+    EXPECT_TRUE(eventually(c, [&] { return (turn = turn.kind == TurnKind::kOpen ? c.tx_turn() : turn).kind != TurnKind::kOpen; }));
+    return turn;
+  }
 };
 
+#ifdef RSOCK_TEST_VERBS
+inline auto every_backend() {
+  return testing::Values(Backend{"Verbs", make_verbs_pair}, Backend{"VerbsWithoutImmediate", make_verbs_pair_without_immediate});
+}
+#else
 inline auto every_backend() {
   return testing::Values(Backend{"Shm", [] { return make_shm_pair(); }},
                          Backend{"Fake", [] { return make_fake(); }});
 }
+#endif
 inline std::string backend_name(const testing::TestParamInfo<Backend>& info) {
   return info.param.name;
 }

@@ -14,8 +14,8 @@
 namespace rsock::transport {
 
 struct Pair {
-  std::unique_ptr<Channel> a;  // caller
-  std::unique_ptr<Channel> b;  // callee
+  std::shared_ptr<Channel> a;  // caller
+  std::shared_ptr<Channel> b;  // callee
 };
 
 inline constexpr size_t kTestCapacity = 64 * 1024;
@@ -30,6 +30,18 @@ inline Pair make_shm_pair(size_t ring_size = kTestCapacity) {
   EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
   return {make_shm_channel(std::move(created->segment), os::OwnedFd(fds[0]), true),
           make_shm_channel(std::move(*adopted), os::OwnedFd(fds[1]), false)};
+}
+
+/// Whether `check` holds, at once or within what a loaded machine needs for a message to itself. Where both ends share
+/// memory it holds at once.
+template <typename Check>
+bool eventually(Channel& c, Check check) {
+  for (int i = 0; i < 100'000 && !check(); ++i) {
+    if (c.decides_alone()) return false;
+    const timespec nap{0, 100'000};
+    nanosleep(&nap, nullptr);
+  }
+  return check();
 }
 
 inline Pair make_fake() {

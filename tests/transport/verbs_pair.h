@@ -1,0 +1,148 @@
+// Both ends of a verbs channel in one process, connected by hand over a device's own port: for machines and lab guests
+// that have one. Words go by a line that hands them over at once.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <poll.h>
+
+#include <atomic>
+#include <memory>
+#include <thread>
+
+#include "core/transport/verbs/device.h"
+#include "core/transport/verbs/rdma_library.h"
+#include "core/transport/verbs/verbs_channel.h"
+#include "tests/transport/pairs.h"
+
+namespace rsock::transport {
+
+/// Gives each word to the other end's channel, in the caller's thread.
+class DirectLine final : public WordLine {
+ public:
+  void say(uint64_t, wire::Word word, uint64_t value) noexcept override {
+    if (peer) peer->on_word(word, value);
+  }
+  void attention(uint64_t) noexcept override {}
+  verbs::VerbsChannel* peer = nullptr;
+};
+
+/// What the keeper is in a program: sleeps on the completion channel.
+class TestKeeper {
+ public:
+  explicit TestKeeper(std::shared_ptr<verbs::Device> device) : device_(std::move(device)), thread_([this] { run(); }) {}
+  ~TestKeeper() {
+    quit_ = true;
+    thread_.join();
+  }
+
+ private:
+  void run() {
+    uint64_t nap = 0;
+    while (!quit_) {
+      pollfd p{device_->event_fd(), POLLIN, 0};
+      timespec t{0, nap != 0 ? static_cast<long>(nap) : 10'000'000};
+      (void)::ppoll(&p, 1, &t, nullptr);
+      nap = device_->on_event();
+    }
+  }
+  std::shared_ptr<verbs::Device> device_;
+  std::atomic<bool> quit_{false};
+  std::thread thread_;
+};
+
+/// The first device with an address, or null.
+inline std::shared_ptr<verbs::Device> test_device() {
+  const verbs::RdmaLibrary* lib = verbs::RdmaLibrary::load();
+  if (lib == nullptr) return nullptr;
+  static ibv_context* context = [lib]() -> ibv_context* {
+    int count = 0;
+    ibv_device** list = lib->ibv_get_device_list(&count);
+    return list != nullptr && count > 0 ? lib->ibv_open_device(list[0]) : nullptr;
+  }();
+  if (context == nullptr) return nullptr;
+  auto device = verbs::Device::open(context, 64);
+  if (!device) return nullptr;
+  static TestKeeper keeper(*device);
+  return *device;
+}
+
+/// Index 1 is the one with the IPv4 address on RoCE (rdma-lab.md); the first port.
+inline bool connect_by_hand(verbs::Device& device, ibv_qp* qp, ibv_qp* peer) {
+  const verbs::RdmaLibrary& lib = *verbs::RdmaLibrary::get();
+  ibv_gid gid{};
+  constexpr int kGid = 1;
+  if (lib.ibv_query_gid(device.context(), 1, kGid, &gid) != 0) return false;
+  ibv_qp_attr a{};
+  a.qp_state = IBV_QPS_INIT;
+  a.port_num = 1;
+  a.qp_access_flags = IBV_ACCESS_REMOTE_WRITE;
+  if (lib.ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS) != 0) return false;
+  a = {};
+  a.qp_state = IBV_QPS_RTR;
+  a.path_mtu = IBV_MTU_1024;
+  a.dest_qp_num = peer->qp_num;
+  a.max_dest_rd_atomic = 1;
+  a.min_rnr_timer = 1;
+  a.ah_attr.is_global = 1;
+  a.ah_attr.grh.dgid = gid;
+  a.ah_attr.grh.sgid_index = kGid;
+  a.ah_attr.grh.hop_limit = 1;
+  a.ah_attr.port_num = 1;
+  if (lib.ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+                                    IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER) != 0) {
+    return false;
+  }
+  a = {};
+  a.qp_state = IBV_QPS_RTS;
+  a.timeout = 14;
+  a.retry_cnt = 7;
+  a.rnr_retry = 7;
+  a.max_rd_atomic = 1;
+  return lib.ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+                                       IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC) == 0;
+}
+
+inline Pair make_verbs_pair_with(bool immediate) {
+  auto device = test_device();
+  if (!device) {
+    ADD_FAILURE() << "no RDMA device";
+    return {};
+  }
+  while (device->bury()) break;
+  auto one = device->make_queue_pair(nullptr, kTestCapacity, 0, immediate);
+  auto two = device->make_queue_pair(nullptr, kTestCapacity, 0, immediate);
+  if (!one || !two) {
+    ADD_FAILURE() << "no queue pair";
+    return {};
+  }
+  EXPECT_TRUE(connect_by_hand(*device, one->qp, two->qp) && connect_by_hand(*device, two->qp, one->qp));
+  const auto ring = [](const verbs::QueuePair& p) {
+    return verbs::RemoteRing{p.memory.rx_address(), p.memory.rx_key(), static_cast<uint32_t>(p.memory.ring_size())};
+  };
+  const auto first = ring(*one);
+  const auto second = ring(*two);
+  auto line_a = std::make_shared<DirectLine>();
+  auto line_b = std::make_shared<DirectLine>();
+  auto a = verbs::make_verbs_channel(device, std::move(*one), second, 1, line_a);
+  auto b = verbs::make_verbs_channel(device, std::move(*two), first, 2, line_b);
+  line_a->peer = b.get();
+  line_b->peer = a.get();
+  a->connected();
+  b->connected();
+  // The other end of a line hears of a channel that went; here it is simply not there any more.
+  return {std::shared_ptr<Channel>(a.get(), [a, line_b](Channel*) mutable {
+            a->let_go();
+            line_b->peer = nullptr;
+            a.reset();
+          }),
+          std::shared_ptr<Channel>(b.get(), [b, line_a](Channel*) mutable {
+            b->let_go();
+            line_a->peer = nullptr;
+            b.reset();
+          })};
+}
+
+inline Pair make_verbs_pair() { return make_verbs_pair_with(true); }
+inline Pair make_verbs_pair_without_immediate() { return make_verbs_pair_with(false); }
+
+}  // namespace rsock::transport
