@@ -29,6 +29,7 @@ constinit size_t g_complaint_count = 0;
 constinit char g_file[kMaxFile] = {};  // BSS: costs memory only where a file is read
 constinit char g_log_file[4096] = {};
 constinit char g_summary_file[4096] = {};
+constinit char g_key_file[4096] = {};
 
 __attribute__((format(printf, 1, 2))) void complain(const char* format, ...) noexcept {
   if (g_complaint_count == kMaxComplaints) return;
@@ -126,6 +127,7 @@ void set_file(const Source& s, char (&out)[4096], const char*& field) noexcept {
 
 void set_log_file(const Source& s) noexcept { set_file(s, g_log_file, g_config.log_file); }
 void set_summary(const Source& s) noexcept { set_file(s, g_summary_file, g_config.summary_file); }
+void set_key_file(const Source& s) noexcept { set_file(s, g_key_file, g_config.key_file); }
 
 void set_count(const Source& s, uint64_t least, uint64_t most, uint32_t& field) noexcept {
   uint64_t v = 0;
@@ -154,6 +156,22 @@ void set_ring_bytes(const Source& s) noexcept {
   g_config.ring_bytes = v;
 }
 
+void set_rdma_streams(const Source& s) noexcept {
+  set_count(s, 0, 1'000'000, g_config.rdma_streams);
+}
+void set_rdma_idle_s(const Source& s) noexcept { set_count(s, 0, 1'000'000, g_config.rdma_idle_s); }
+
+void set_rdma_immediate(const Source& s) noexcept {
+  static constexpr const char* kKnown[] = {"auto", "no"};
+  for (size_t i = 0; i < 2; ++i) {
+    if (same_word(s.value, kKnown[i])) {
+      g_config.rdma_immediate = i == 0;
+      return;
+    }
+  }
+  bad_word(s, s.value, kKnown, 2, "auto");
+}
+
 struct Key {
   const char* name;
   void (*set)(const Source&) noexcept;  // null: read elsewhere (RSOCK_CONFIG)
@@ -169,6 +187,10 @@ constexpr Key kKeys[] = {
     {"RSOCK_LIFT_CALLS", set_lift_calls},
     {"RSOCK_SPIN_US", set_spin_us},
     {"RSOCK_RING_BYTES", set_ring_bytes},
+    {"RSOCK_KEY_FILE", set_key_file},
+    {"RSOCK_RDMA_STREAMS", set_rdma_streams},
+    {"RSOCK_RDMA_IDLE_S", set_rdma_idle_s},
+    {"RSOCK_RDMA_IMMEDIATE", set_rdma_immediate},
 };
 constexpr size_t kKeyCount = sizeof(kKeys) / sizeof(kKeys[0]);
 

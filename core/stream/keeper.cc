@@ -139,6 +139,12 @@ void keeper_unwatch(int fd) noexcept {
   (void)os::epoll_ctl(keeper().epoll.get(), EPOLL_CTL_DEL, fd, nullptr);
 }
 
+void call_keeper() noexcept {
+  // acq_rel pairs with the keeper's exchange before it looks at the calls: either it sees this one,
+  // or this thread wakes it.
+  if (!inside().called.exchange(true, std::memory_order_acq_rel)) wake_keeper();
+}
+
 uint64_t tagged(const void* object, KeeperTag tag) noexcept {
   return reinterpret_cast<uint64_t>(object) | static_cast<uint64_t>(tag);
 }

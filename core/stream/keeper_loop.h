@@ -15,7 +15,23 @@ namespace rsock::stream {
 
 /// What an event of the keeper's epoll is about: a tag in the low bits of a pointer to an 8-aligned
 /// object.
-enum class KeeperTag : uint64_t { kWake = 1, kKick = 2, kTcp = 3, kDoorbell = 4, kAttempt = 5 };
+enum class KeeperTag : uint64_t {
+  kWake = 1,
+  kKick = 2,
+  kTcp = 3,
+  kDoorbell = 4,
+  kAttempt = 5,
+  kSource = 6
+};
+
+/// Whoever else has descriptors in the keeper's epoll. Such an object goes between two rounds of
+/// the loop only (in a timer), its descriptors unwatched: no event of this round may name it.
+struct alignas(8) KeeperSource {
+  virtual void on_event(uint32_t events) noexcept = 0;
+
+ protected:
+  ~KeeperSource() = default;
+};
 
 struct KeeperState {
   os::OwnedFd epoll;
@@ -56,6 +72,7 @@ struct KeeperInside {
   uint64_t tidy_at = 0;       // 0: nothing to tidy
   uint64_t settle_until = 0;  // channels are new: their kicks may have been lost
   int tidy_rounds = 0;
+  bool loading = false;  // the keeper opens libraries, without the mutex
 
   // Any thread:
   std::atomic<bool> tidying{false};  // a channel went, and may have left its segment
@@ -66,6 +83,7 @@ struct KeeperInside {
   std::atomic<bool> quit{false};        // it is to end
   std::atomic<bool> first_thread_left{false};
   std::atomic<int> adopted{0};
+  std::atomic<bool> called{false};  // a line has calls for the keeper's attention
   std::atomic<int> owing{0};  // streams that wait for a replay, either way (a hint for the timer)
 };
 
@@ -77,6 +95,8 @@ uint64_t tagged(const void* object, KeeperTag tag) noexcept;
 /// In and out of the keeper's epoll. Any thread.
 bool keeper_watch(int fd, uint32_t events, uint64_t data) noexcept;
 void keeper_unwatch(int fd) noexcept;
+/// Something waits for the keeper in a line's calls. Any thread, any lock.
+void call_keeper() noexcept;
 /// Remembers an attached stream for kicks and timers.
 void remember_attached(Stream& s, uint64_t nonce) noexcept;
 /// The stream is not lifted now. After 10 s, and twice as long each time up to 5 minutes, its
@@ -87,6 +107,13 @@ void set_first_pause(uint64_t ns) noexcept;
 
 // --- keeper_thread.cc ---
 void* keeper_main(void*) noexcept;
+
+/// Obeys the words of s, and finishes with it if its program has closed it.
+void tend(Stream& s) noexcept;
+/// The same after the peer let go of the channel, if it did.
+void tend_after_hang_up(Stream& s) noexcept;
+/// RSOCK_STRICT: there is no path for s, so there is nothing to wait for.
+void fail_strict_now(Stream& s, uint32_t generation) noexcept;
 
 // --- rendezvous.cc ---
 /// Begins (or begins again) to look for the peer of s.

@@ -49,11 +49,6 @@ void finish_if_adopted(Stream& s) noexcept {
   inside().adopted.fetch_sub(1, std::memory_order_release);
 }
 
-void tend(Stream& s) noexcept {
-  attend(s);
-  finish_if_adopted(s);
-}
-
 void on_tcp_event(Stream& s, uint32_t events) noexcept {
   if (!s.has_channel.load(std::memory_order_acquire)) return;
   if ((events & ~static_cast<uint32_t>(EPOLLOUT)) != 0) {
@@ -64,16 +59,7 @@ void on_tcp_event(Stream& s, uint32_t events) noexcept {
 }
 
 void on_doorbell_event(Stream& s, uint32_t events) noexcept {
-  if ((events & (EPOLLHUP | EPOLLRDHUP | EPOLLERR)) == 0) return;
-  {
-    // The event may be older than the channel that is there now: the doorbell is asked once more.
-    MutexLock lock(s.rx.mutex);
-    if (!s.channel || !peer_hung_up(*s.channel)) return;
-    s.peer_gone.store(true, std::memory_order_release);
-  }
-  s.tcp_event.store(true, std::memory_order_release);
-  judge_unread(s);
-  tend(s);
+  if ((events & (EPOLLHUP | EPOLLRDHUP | EPOLLERR)) != 0) tend_after_hang_up(s);
 }
 
 void on_kicks() noexcept {
@@ -215,6 +201,8 @@ void dispatch(const epoll_event& event) noexcept {
       return on_doorbell_event(*static_cast<Stream*>(object), event.events);
     case KeeperTag::kAttempt:
       return on_attempt_event(object, event.events);
+    case KeeperTag::kSource:
+      return static_cast<KeeperSource*>(object)->on_event(event.events);
   }
 }
 
@@ -254,6 +242,29 @@ void* end_thread() noexcept {
 }
 
 }  // namespace
+
+void tend(Stream& s) noexcept {
+  attend(s);
+  finish_if_adopted(s);
+}
+
+void tend_after_hang_up(Stream& s) noexcept {
+  {
+    // The news may be older than the channel that is there now: it is asked once more.
+    MutexLock lock(s.rx.mutex);
+    if (!s.channel || !s.channel->peer_let_go()) return;
+    s.peer_gone.store(true, std::memory_order_release);
+  }
+  s.tcp_event.store(true, std::memory_order_release);
+  judge_unread(s);
+  tend(s);
+}
+
+void fail_strict_now(Stream& s, uint32_t generation) noexcept {
+  for (Due& due : inside().strict) {
+    if (due.stream == &s && due.generation == generation) due.at = 0;
+  }
+}
 
 void* keeper_main(void*) noexcept {
   KeeperInside& in = inside();

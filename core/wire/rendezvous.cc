@@ -143,6 +143,25 @@ void encode(const Kick& m, uint8_t out[kKickSize]) {
   put(w, out);
 }
 
+void encode(const Where& m, uint8_t out[kWhereSize]) {
+  WhereWire w{};
+  w.header = header(MessageType::kWhere, sizeof(w));
+  w.version = kProtocolVersion;
+  w.nonce = m.nonce;
+  put(w, out);
+}
+
+void encode(const Here& m, uint8_t out[kHereSize]) {
+  HereWire w{};
+  w.header = header(MessageType::kHere, sizeof(w));
+  w.version = kProtocolVersion;
+  w.verdict = static_cast<uint16_t>(m.verdict);
+  w.line_port = m.line_port;
+  w.nonce = m.nonce;
+  w.keeper = m.keeper;
+  put(w, out);
+}
+
 Checked<Hello> decode_hello(const uint8_t* data, size_t n) {
   HelloWire w;
   if (const char* why = take(data, n, MessageType::kHello, &w)) return refuse(EPROTO, why);
@@ -197,6 +216,25 @@ Checked<Kick> decode_kick(const uint8_t* data, size_t n) {
   if (w.version != kProtocolVersion) return refuse(EPROTONOSUPPORT, "version not agreed");
   if (!codec::all_zero(w.zero, sizeof(w.zero))) return refuse(EPROTO, "reserved bytes used");
   return Kick{w.nonce};
+}
+
+Checked<Where> decode_where(const uint8_t* data, size_t n) {
+  WhereWire w;
+  if (const char* why = take(data, n, MessageType::kWhere, &w)) return refuse(EPROTO, why);
+  if (w.version != kProtocolVersion) return refuse(EPROTONOSUPPORT, "version not spoken");
+  if (!codec::all_zero(w.zero, sizeof(w.zero))) return refuse(EPROTO, "reserved bytes used");
+  return Where{w.nonce};
+}
+
+Checked<Here> decode_here(const uint8_t* data, size_t n) {
+  HereWire w;
+  if (const char* why = take(data, n, MessageType::kHere, &w)) return refuse(EPROTO, why);
+  if (w.version != kProtocolVersion) return refuse(EPROTONOSUPPORT, "version not spoken");
+  if (const char* why = codec::impossible_answer(w.verdict, w.line_port)) {
+    return refuse(EPROTO, why);
+  }
+  if (w.zero != 0) return refuse(EPROTO, "reserved bytes used");
+  return Here{static_cast<Verdict>(w.verdict), w.line_port, w.nonce, w.keeper};
 }
 
 }  // namespace rsock::wire

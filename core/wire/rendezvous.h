@@ -2,7 +2,8 @@
 //
 // Purpose: pure encoding and decoding. HELLO (caller to callee, with the memfd beside it), WELCOME
 // (callee to caller) and CONFIRM (caller to callee) travel on the abstract Unix stream socket named
-// after the connection; KICK is a datagram between keepers. PROTOCOL.md explains the exchange.
+// after the connection; KICK is a datagram between keepers. WHERE and HERE, on a connection of
+// their own to the same name, ask which keeper holds that end. PROTOCOL.md explains the exchange.
 // Layout: little-endian, fixed size, fixed by the static_asserts below; unused bytes are zero.
 // Thread safety: pure functions.
 // Trust: the decoders take any bytes. They look at nothing beyond `n`, refuse what they do not
@@ -33,9 +34,16 @@ constexpr bool valid_ring_size(uint64_t n) {
   return n >= kMinRingSize && n <= kMaxRingSize && (n & (n - 1)) == 0;
 }
 
-enum class MessageType : uint16_t { kHello = 1, kWelcome = 2, kConfirm = 3, kKick = 4 };
+enum class MessageType : uint16_t {
+  kHello = 1,
+  kWelcome = 2,
+  kConfirm = 3,
+  kKick = 4,
+  kWhere = 5,
+  kHere = 6
+};
 
-/// WELCOME and CONFIRM: whether the sender goes on, and if not, why. Numbers are for ever.
+/// Every answer: whether the sender goes on, and if not, why. Numbers are for ever.
 enum class Verdict : uint16_t {
   kOk = 0,
   kVersion = 1,      // no version in common
@@ -98,6 +106,18 @@ struct Kick {
   uint64_t nonce = 0;
 };
 
+/// Asked by the keeper to which a FIND came (cm_data.h): where does the other host reach you?
+struct Where {
+  uint64_t nonce = 0;  // FIND's
+};
+
+struct Here {
+  Verdict verdict = Verdict::kOk;
+  uint16_t line_port = 0;  // TCP port of the answering keeper; 0 when refused
+  uint64_t nonce = 0;      // WHERE's
+  uint64_t keeper = 0;     // its name, as in GREETING (line.h)
+};
+
 // --- layouts -----------------------------------------------------------------------------------
 
 struct HeaderWire {
@@ -151,6 +171,23 @@ struct KickWire {
   uint64_t nonce;
 };
 
+struct WhereWire {
+  HeaderWire header;
+  uint16_t version;
+  uint16_t zero[3];
+  uint64_t nonce;
+};
+
+struct HereWire {
+  HeaderWire header;
+  uint16_t version;
+  uint16_t verdict;
+  uint16_t line_port;
+  uint16_t zero;
+  uint64_t nonce;
+  uint64_t keeper;
+};
+
 static_assert(sizeof(HeaderWire) == 8 && sizeof(KeeperNameWire) == 48);
 static_assert(offsetof(HelloWire, version_min) == 8 && offsetof(HelloWire, version_max) == 10);
 static_assert(offsetof(HelloWire, ring_size) == 12 && offsetof(HelloWire, nonce) == 16);
@@ -167,11 +204,18 @@ static_assert(offsetof(ConfirmWire, version) == 8 && offsetof(ConfirmWire, verdi
 static_assert(offsetof(ConfirmWire, nonce) == 16 && sizeof(ConfirmWire) == 24);
 static_assert(offsetof(KickWire, version) == 8 && offsetof(KickWire, nonce) == 16);
 static_assert(sizeof(KickWire) == 24);
+static_assert(offsetof(WhereWire, version) == 8 && offsetof(WhereWire, nonce) == 16);
+static_assert(sizeof(WhereWire) == 24);
+static_assert(offsetof(HereWire, version) == 8 && offsetof(HereWire, verdict) == 10);
+static_assert(offsetof(HereWire, line_port) == 12 && offsetof(HereWire, nonce) == 16);
+static_assert(offsetof(HereWire, keeper) == 24 && sizeof(HereWire) == 32);
 
 inline constexpr size_t kHelloSize = sizeof(HelloWire);
 inline constexpr size_t kWelcomeSize = sizeof(WelcomeWire);
 inline constexpr size_t kConfirmSize = sizeof(ConfirmWire);
 inline constexpr size_t kKickSize = sizeof(KickWire);
+inline constexpr size_t kWhereSize = sizeof(WhereWire);
+inline constexpr size_t kHereSize = sizeof(HereWire);
 
 // --- codec -------------------------------------------------------------------------------------
 
@@ -180,6 +224,8 @@ void encode(const Hello& m, uint8_t out[kHelloSize]);
 void encode(const Welcome& m, uint8_t out[kWelcomeSize]);
 void encode(const Confirm& m, uint8_t out[kConfirmSize]);
 void encode(const Kick& m, uint8_t out[kKickSize]);
+void encode(const Where& m, uint8_t out[kWhereSize]);
+void encode(const Here& m, uint8_t out[kHereSize]);
 
 /// Each wants exactly one whole message in data[0, n). EPROTONOSUPPORT: a version that we do not
 /// speak, to be answered with Verdict::kVersion. EPROTO: anything else.
@@ -187,5 +233,7 @@ Checked<Hello> decode_hello(const uint8_t* data, size_t n);
 Checked<Welcome> decode_welcome(const uint8_t* data, size_t n);
 Checked<Confirm> decode_confirm(const uint8_t* data, size_t n);
 Checked<Kick> decode_kick(const uint8_t* data, size_t n);
+Checked<Where> decode_where(const uint8_t* data, size_t n);
+Checked<Here> decode_here(const uint8_t* data, size_t n);
 
 }  // namespace rsock::wire

@@ -60,6 +60,10 @@ TEST(Config, HasItsDefaultsWhereNothingIsSaid) {
   EXPECT_EQ(config().log_file, nullptr);
   EXPECT_EQ(config().lift_bytes, 64u * 1024);
   EXPECT_EQ(config().ring_bytes, 0u);
+  EXPECT_EQ(config().key_file, nullptr);
+  EXPECT_EQ(config().rdma_streams, 0u);
+  EXPECT_EQ(config().rdma_idle_s, 60u);
+  EXPECT_TRUE(config().rdma_immediate);
   EXPECT_EQ(complaints(), std::vector<std::string>{});
 }
 
@@ -99,6 +103,13 @@ TEST(Config, NamesTheNearestVariableForAnUnknownOne) {
   EXPECT_TRUE(config().allow_rdma);
   load({"RSOCK_LIFT_BYTE=1"});
   EXPECT_EQ(only_complaint(), "unknown variable RSOCK_LIFT_BYTE; did you mean RSOCK_LIFT_BYTES?");
+  load({"RSOCK_RDMA_STREAM=1"});
+  EXPECT_EQ(only_complaint(),
+            "unknown variable RSOCK_RDMA_STREAM; did you mean RSOCK_RDMA_STREAMS?");
+  load({"RSOCK_RDMA_IDLE=1"});
+  EXPECT_EQ(only_complaint(), "unknown variable RSOCK_RDMA_IDLE; did you mean RSOCK_RDMA_IDLE_S?");
+  load({"RSOCK_KEYFILE=k"});
+  EXPECT_EQ(only_complaint(), "unknown variable RSOCK_KEYFILE; did you mean RSOCK_KEY_FILE?");
   load({"RSOCK_A_NAME_THAT_IS_LONGER_THAN_ANY_KNOWN_ONE=1"});
   EXPECT_EQ(config_complaints(), 1u);
 }
@@ -110,6 +121,10 @@ TEST(Config, NamesTheNearestValueForAnUnknownOneAndKeepsTheDefault) {
   load({"RSOCK_LOG=inof"});
   EXPECT_EQ(only_complaint(), "RSOCK_LOG: unknown value 'inof'; did you mean 'info'? Using warn");
   EXPECT_EQ(config().log_level, LogLevel::kWarn);
+  load({"RSOCK_RDMA_IMMEDIATE=on"});
+  EXPECT_EQ(only_complaint(),
+            "RSOCK_RDMA_IMMEDIATE: unknown value 'on'; did you mean 'no'? Using auto");
+  EXPECT_TRUE(config().rdma_immediate);
   load({"RSOCK_STRICT=maybe"});
   EXPECT_EQ(config_complaints(), 1u);
   EXPECT_FALSE(config().strict);
@@ -135,6 +150,14 @@ TEST(Config, TakesNumbersWithinTheirLimitsOnly) {
       {"RSOCK_LIFT_CALLS=1", &Config::lift_calls, 1, 0},
       {"RSOCK_SPIN_US=0", &Config::spin_us, 0, 0},
       {"RSOCK_SPIN_US=1000001", &Config::spin_us, 50, 1},
+      {"RSOCK_RDMA_STREAMS=0", &Config::rdma_streams, 0, 0},
+      {"RSOCK_RDMA_STREAMS=1000000", &Config::rdma_streams, 1'000'000, 0},
+      {"RSOCK_RDMA_STREAMS=1000001", &Config::rdma_streams, 0, 1},
+      {"RSOCK_RDMA_STREAMS=all", &Config::rdma_streams, 0, 1},
+      {"RSOCK_RDMA_IDLE_S=0", &Config::rdma_idle_s, 0, 0},
+      {"RSOCK_RDMA_IDLE_S=3600", &Config::rdma_idle_s, 3600, 0},
+      {"RSOCK_RDMA_IDLE_S=1000001", &Config::rdma_idle_s, 60, 1},
+      {"RSOCK_RDMA_IDLE_S=-1", &Config::rdma_idle_s, 60, 1},
       {"RSOCK_RING_BYTES=64K", &Config::ring_bytes, 64 * 1024, 0},
       {"RSOCK_RING_BYTES=64M", &Config::ring_bytes, 64u << 20, 0},
       {"RSOCK_RING_BYTES=128M", &Config::ring_bytes, 0, 1},
@@ -149,13 +172,27 @@ TEST(Config, TakesNumbersWithinTheirLimitsOnly) {
   }
 }
 
+TEST(Config, ImmediateValuesAreLeftOutOnRequest) {
+  load({"RSOCK_RDMA_IMMEDIATE=No"});
+  EXPECT_FALSE(config().rdma_immediate);
+  load({"RSOCK_RDMA_IMMEDIATE=auto"});
+  EXPECT_TRUE(config().rdma_immediate);
+  EXPECT_EQ(complaints(), std::vector<std::string>{});
+}
+
 TEST(Config, ReadsKeysFromTheFileInBothSpellings) {
-  const File file("# a comment\n\n  path = shm \nRSOCK_SPIN_US=7\r\nLift_Calls = 3");
+  const File file(
+      "# a comment\n\n  path = shm \nRSOCK_SPIN_US=7\r\nLift_Calls = 3\n"
+      "key_file = /k\nRDMA_Streams = 9\nrsock_rdma_idle_s = 5\nrdma_immediate = no");
   load({}, file.name());
   EXPECT_EQ(complaints(), std::vector<std::string>{});
   EXPECT_FALSE(config().allow_rdma);
   EXPECT_EQ(config().spin_us, 7u);
   EXPECT_EQ(config().lift_calls, 3u);
+  EXPECT_STREQ(config().key_file, "/k");
+  EXPECT_EQ(config().rdma_streams, 9u);
+  EXPECT_EQ(config().rdma_idle_s, 5u);
+  EXPECT_FALSE(config().rdma_immediate);
 }
 
 TEST(Config, EnvironmentBeatsTheFile) {
@@ -209,10 +246,11 @@ TEST(Config, SurvivesAFileOfAnyBytes) {
 TEST(Config, FileNamesBecomeAbsolute) {
   char directory[4096];
   ASSERT_NE(::getcwd(directory, sizeof(directory)), nullptr);
-  load({"RSOCK_LOG_FILE=a.log", "RSOCK_SUMMARY=/x/b.json"});
+  load({"RSOCK_LOG_FILE=a.log", "RSOCK_SUMMARY=/x/b.json", "RSOCK_KEY_FILE=a.key"});
   const std::string here = directory;
   EXPECT_EQ(std::string(config().log_file), (here == "/" ? here : here + "/") + "a.log");
   EXPECT_STREQ(config().summary_file, "/x/b.json");
+  EXPECT_EQ(std::string(config().key_file), (here == "/" ? here : here + "/") + "a.key");
 }
 
 TEST(Config, ValuesOutliveTheEnvironmentTheyCameFrom) {

@@ -30,23 +30,33 @@ void run(const uint8_t* data, size_t n) {
   check<Welcome, kWelcomeSize>(decode_welcome(data, n), data);
   check<Confirm, kConfirmSize>(decode_confirm(data, n), data);
   check<Kick, kKickSize>(decode_kick(data, n), data);
+  check<Where, kWhereSize>(decode_where(data, n), data);
+  const auto here = decode_here(data, n);
+  check<Here, kHereSize>(here, data);
+  if (here && (here->verdict == Verdict::kOk) != (here->line_port != 0)) abort();
+}
+
+/// Most random input dies at the magic. Mutate a good message as well: each input byte pair is a
+/// place and a value.
+template <size_t kSize, typename Message>
+void mutate(const Message& m, const uint8_t* data, size_t size) {
+  std::vector<uint8_t> good(kSize);
+  encode(m, good.data());
+  for (size_t i = 0; i + 1 < size; i += 2) good[data[i] % kSize] = data[i + 1];
+  run(good.data(), good.size());
 }
 
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   run(data, size);
-  // Most random input dies at the magic. Mutate a good message as well: each input byte pair is a
-  // place and a value.
-  Hello m;
-  m.nonce = 1;
-  m.ring_size = 1 << 20;
-  m.tuple.local.port = 1;
-  m.tuple.remote.port = 2;
-  m.keeper = keeper_name(1, 2);
-  std::vector<uint8_t> good(kHelloSize);
-  encode(m, good.data());
-  for (size_t i = 0; i + 1 < size; i += 2) good[data[i] % kHelloSize] = data[i + 1];
-  run(good.data(), good.size());
+  Hello hello;
+  hello.nonce = 1;
+  hello.ring_size = 1 << 20;
+  hello.tuple.local.port = 1;
+  hello.tuple.remote.port = 2;
+  hello.keeper = keeper_name(1, 2);
+  mutate<kHelloSize>(hello, data, size);
+  mutate<kHereSize>(Here{.line_port = 1}, data, size);
   return 0;
 }

@@ -47,7 +47,9 @@ Bytes bytes_of(const M& m) {
   constexpr size_t kSize = std::is_same_v<M, Hello>     ? kHelloSize
                            : std::is_same_v<M, Welcome> ? kWelcomeSize
                            : std::is_same_v<M, Confirm> ? kConfirmSize
-                                                        : kKickSize;
+                           : std::is_same_v<M, Kick>    ? kKickSize
+                           : std::is_same_v<M, Where>   ? kWhereSize
+                                                        : kHereSize;
   Bytes b(kSize);
   encode(m, b.data());
   return b;
@@ -134,30 +136,34 @@ TEST(RendezvousHello, RefusesAKeeperNameThatIsNotAKeepers) {
   });
 }
 
+std::vector<Bytes> one_of_each() {
+  return {bytes_of(some_hello()), bytes_of(Welcome{.keeper = keeper_name(3, 4)}),
+          bytes_of(Confirm{}),    bytes_of(Kick{5}),
+          bytes_of(Where{5}),     bytes_of(Here{.line_port = 1})};
+}
+
+int accepted_by(const Bytes& b) {
+  return bool(decode_hello(b.data(), b.size())) + bool(decode_welcome(b.data(), b.size())) +
+         bool(decode_confirm(b.data(), b.size())) + bool(decode_kick(b.data(), b.size())) +
+         bool(decode_where(b.data(), b.size())) + bool(decode_here(b.data(), b.size()));
+}
+
 TEST(RendezvousMessages, EveryTruncationIsRefusedWithoutReadingOn) {
-  const Bytes whole[] = {bytes_of(some_hello()), bytes_of(Welcome{.keeper = keeper_name(3, 4)}),
-                         bytes_of(Confirm{}), bytes_of(Kick{})};
-  for (const Bytes& b : whole) {
+  for (const Bytes& b : one_of_each()) {
     for (size_t n = 0; n < b.size(); ++n) {
       const Bytes cut(b.begin(), b.begin() + static_cast<long>(n));  // ASan guards its end
-      EXPECT_FALSE(decode_hello(cut.data(), n));
-      EXPECT_FALSE(decode_welcome(cut.data(), n));
-      EXPECT_FALSE(decode_confirm(cut.data(), n));
-      EXPECT_FALSE(decode_kick(cut.data(), n));
+      EXPECT_EQ(accepted_by(cut), 0) << n;
     }
     Bytes longer = b;
     longer.push_back(0);
-    EXPECT_FALSE(decode_hello(longer.data(), longer.size()));
-    EXPECT_FALSE(decode_kick(longer.data(), longer.size()));
+    EXPECT_EQ(accepted_by(longer), 0);
   }
 }
 
 TEST(RendezvousMessages, OneTypeIsNeverTakenForAnother) {
-  const Bytes confirm = bytes_of(Confirm{Verdict::kOk, 5});
-  const Bytes kick = bytes_of(Kick{5});
-  ASSERT_EQ(confirm.size(), kick.size());
-  EXPECT_FALSE(decode_kick(confirm.data(), confirm.size()));
-  EXPECT_FALSE(decode_confirm(kick.data(), kick.size()));
+  for (const Bytes& b : one_of_each()) EXPECT_EQ(accepted_by(b), 1);
+  ASSERT_EQ(kConfirmSize, kKickSize);
+  ASSERT_EQ(kConfirmSize, kWhereSize);
 }
 
 TEST(RendezvousWelcome, ComesBackAsItWasSent) {
@@ -212,6 +218,47 @@ TEST(RendezvousKick, ComesBackAndRefusesWhatItMust) {
     b[at] ^= 0x40;
     EXPECT_FALSE(decode_kick(b.data(), b.size())) << at;
   }
+}
+
+TEST(RendezvousWhere, ComesBackAndRefusesWhatItMust) {
+  const Bytes good = bytes_of(Where{0xfedcba9876543210});
+  ASSERT_TRUE(decode_where(good.data(), good.size()));
+  EXPECT_EQ(decode_where(good.data(), good.size())->nonce, 0xfedcba9876543210u);
+  for (size_t at = 0; at < 16; ++at) {
+    Bytes b = good;
+    b[at] ^= 0x40;
+    EXPECT_FALSE(decode_where(b.data(), b.size())) << at;
+  }
+}
+
+TEST(RendezvousHere, ComesBackAsItWasSent) {
+  const Bytes b = bytes_of(Here{Verdict::kOk, 4321, 9, 0x0123456789abcdef});
+  const auto back = decode_here(b.data(), b.size());
+  ASSERT_TRUE(back);
+  EXPECT_EQ(back->verdict, Verdict::kOk);
+  EXPECT_EQ(back->line_port, 4321);
+  EXPECT_EQ(back->nonce, 9u);
+  EXPECT_EQ(back->keeper, 0x0123456789abcdefu);
+  const Bytes no = bytes_of(Here{.verdict = Verdict::kNotMine, .nonce = 9});
+  EXPECT_TRUE(decode_here(no.data(), no.size()));
+}
+
+TEST(RendezvousHere, RefusesEveryFieldOutOfBounds) {
+  const auto bad = [](const char* reason, const std::function<void(HereWire&)>& change,
+                      int error = EPROTO) {
+    Bytes b = bytes_of(Here{.line_port = 1});
+    change(*reinterpret_cast<HereWire*>(b.data()));
+    const auto back = decode_here(b.data(), b.size());
+    ASSERT_FALSE(back) << reason;
+    EXPECT_STREQ(back.error().reason, reason);
+    EXPECT_TRUE(back.error().error == error);
+  };
+  bad(
+      "version not spoken", [](HereWire& w) { w.version = 2; }, EPROTONOSUPPORT);
+  bad("agreed without a port", [](HereWire& w) { w.line_port = 0; });
+  bad("a port in a refusal", [](HereWire& w) { w.verdict = 2; });
+  bad("unknown verdict", [](HereWire& w) { w.verdict = kLastVerdict + 1; });
+  bad("reserved bytes used", [](HereWire& w) { w.zero = 0x100; });
 }
 
 TEST(RendezvousName, BothEndsComputeTheSame) {

@@ -2,8 +2,9 @@
 //
 // Purpose: the library must work where rdma-core is not installed, and a program that opens no socket must not pay for
 // it. So nothing is linked; the functions that are no inline functions of <infiniband/verbs.h> are looked up once.
-// Thread safety: load() by the keeper, without any lock of ours but the caller's own guard (dlopen runs constructors
-// and takes the loader's lock); get() by any thread afterwards.
+// Thread safety: load() and any_device() by the keeper, without any lock of ours: they open libraries (any_device() the
+// providers), and the loader's lock may be held by a thread whose constructor forks, which takes all of ours. get() and
+// why_not() by any thread.
 // What these libraries do with descriptors comes back through the interposer: callers hold an InsideLibrary.
 #pragma once
 
@@ -42,6 +43,9 @@ struct RdmaLibrary {
   static const char* why_not() noexcept;
   /// There is at least one RDMA device now. load() was called. Opens and closes files of /sys and /dev.
   static bool any_device() noexcept;
+  /// In a forked child, if the parent used a device (or was in load()): never again here. The libraries keep a context
+  /// per device for the life of the process, and the child's copies stand for the parent's memory and descriptors.
+  static void spent_in_child() noexcept;
 };
 
 }  // namespace rsock::transport::verbs

@@ -1,0 +1,261 @@
+#include "core/transport/verbs/connection_manager.h"
+
+#include <fcntl.h>
+#include <netinet/in.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "core/base/inside.h"
+#include "core/os/os.h"
+#include "core/os/owned_fd.h"
+#include "core/transport/endpoint.h"
+#include "core/transport/verbs/descriptors.h"
+#include "core/transport/verbs/rdma_library.h"
+
+namespace rsock::transport::verbs {
+namespace {
+
+constexpr int kResolveMs = 2'000;
+constexpr int kBacklog = 128;
+constexpr uint8_t kForever = 7;  // RNR retries: a receiver that is slow is no error
+constexpr uint8_t kRetries = 7;  // of a packet, each after the acknowledge timeout
+constexpr uint8_t kAckTimeout =
+    14;                        // 4.096 us << 14: 67 ms; a lost path is known within a second or so
+constexpr uint8_t kReads = 1;  // RDMA READs in flight: none is needed, some devices refuse 0
+
+/// errno where a foreign call returned -1.
+Errno last_error() noexcept { return Errno{errno != 0 ? errno : EIO}; }
+
+const RdmaLibrary& library() noexcept { return *RdmaLibrary::get(); }
+
+void* context_of(uint64_t key) noexcept { return reinterpret_cast<void*>(key); }
+uint64_t key_of(const rdma_cm_id* id) noexcept { return reinterpret_cast<uint64_t>(id->context); }
+
+rdma_conn_param parameters(std::span<const uint8_t> data) noexcept {
+  rdma_conn_param p{};
+  p.private_data = data.data();
+  p.private_data_len = static_cast<uint8_t>(std::min<size_t>(data.size(), UINT8_MAX));
+  p.responder_resources = kReads;
+  p.initiator_depth = kReads;
+  p.retry_count = kRetries;
+  p.rnr_retry_count = kForever;
+  return p;
+}
+
+class RealManager final : public ConnectionManager {
+ public:
+  explicit RealManager(rdma_event_channel* channel) noexcept : channel_(channel) {}
+  ~RealManager() override {
+    const InsideLibrary guard;
+    library().rdma_destroy_event_channel(channel_);
+  }
+
+  int event_fd() const noexcept override { return channel_->fd; }
+  bool next(CmEvent* event) noexcept override;
+  Result<rdma_cm_id*> listen(uint16_t port, uint64_t key) noexcept override;
+  uint16_t port_of(rdma_cm_id* listener) noexcept override {
+    return ntohs(library().rdma_get_src_port(listener));
+  }
+  Result<rdma_cm_id*> resolve(const wire::Endpoint& from, const wire::Endpoint& to,
+                              uint64_t key) noexcept override;
+  Result<void> connect(rdma_cm_id* id, std::span<const uint8_t> data) noexcept override;
+  void adopt(rdma_cm_id* id, uint64_t key) noexcept override {
+    id->context = context_of(key);
+    set_ack_timeout(id);
+  }
+  Result<void> accept(rdma_cm_id* id, std::span<const uint8_t> data) noexcept override;
+  void reject(rdma_cm_id* id, std::span<const uint8_t> data) noexcept override;
+  void destroy(rdma_cm_id* id) noexcept override;
+  void after_fork_child() noexcept override { abandon_fd(channel_->fd); }
+
+ private:
+  Result<rdma_cm_id*> make_id(uint64_t key) noexcept;
+  Result<void> bind_and_listen(rdma_cm_id* id, const sockaddr* address) noexcept;
+  void set_ack_timeout(rdma_cm_id* id) noexcept;
+  void read_event(const rdma_cm_event& from, CmEvent* to) noexcept;
+
+  rdma_event_channel* const channel_;
+};
+
+void RealManager::set_ack_timeout(rdma_cm_id* id) noexcept {
+  const InsideLibrary guard;
+  uint8_t timeout = kAckTimeout;
+  // Linux 5.1; an older kernel takes the subnet's value.
+  (void)library().rdma_set_option(id, RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT, &timeout,
+                                  sizeof(timeout));
+}
+
+Result<rdma_cm_id*> RealManager::make_id(uint64_t key) noexcept {
+  rdma_cm_id* id = nullptr;
+  if (library().rdma_create_id(channel_, &id, context_of(key), RDMA_PS_TCP) != 0) {
+    return fail(last_error());
+  }
+  return id;
+}
+
+Result<void> RealManager::bind_and_listen(rdma_cm_id* id, const sockaddr* address) noexcept {
+  if (library().rdma_bind_addr(id, const_cast<sockaddr*>(address)) != 0) return fail(last_error());
+  if (library().rdma_listen(id, kBacklog) != 0) return fail(last_error());
+  return {};
+}
+
+Result<rdma_cm_id*> RealManager::listen(uint16_t port, uint64_t key) noexcept {
+  const InsideLibrary guard;
+  Errno why{EADDRNOTAVAIL};
+  for (const int family : {AF_INET6, AF_INET}) {
+    const auto id = make_id(key);
+    if (!id) return id;
+    sockaddr_storage any{};
+    any.ss_family = static_cast<sa_family_t>(family);
+    if (family == AF_INET6) {
+      reinterpret_cast<sockaddr_in6*>(&any)->sin6_port = htons(port);
+      int only = 0;  // both families, whatever net.ipv6.bindv6only says
+      (void)library().rdma_set_option(*id, RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY, &only,
+                                      sizeof(only));
+    } else {
+      reinterpret_cast<sockaddr_in*>(&any)->sin_port = htons(port);
+    }
+    const auto done = bind_and_listen(*id, reinterpret_cast<sockaddr*>(&any));
+    if (done) return *id;
+    why = done.error();
+    (void)library().rdma_destroy_id(*id);
+    // Without IPv6 the first try fails in another way.
+    if (why == EADDRINUSE || why == EACCES) break;
+  }
+  return fail(why);
+}
+
+Result<rdma_cm_id*> RealManager::resolve(const wire::Endpoint& from, const wire::Endpoint& to,
+                                         uint64_t key) noexcept {
+  const InsideLibrary guard;
+  const auto id = make_id(key);
+  if (!id) return id;
+  sockaddr_storage source;
+  sockaddr_storage target;
+  (void)to_sockaddr(without_port(from), &source);
+  (void)to_sockaddr(to, &target);
+  set_ack_timeout(*id);
+  if (library().rdma_resolve_addr(*id, reinterpret_cast<sockaddr*>(&source),
+                                  reinterpret_cast<sockaddr*>(&target), kResolveMs) != 0) {
+    const Errno why = last_error();
+    (void)library().rdma_destroy_id(*id);
+    return fail(why);
+  }
+  return id;
+}
+
+Result<void> RealManager::connect(rdma_cm_id* id, std::span<const uint8_t> data) noexcept {
+  const InsideLibrary guard;
+  rdma_conn_param p = parameters(data);
+  if (library().rdma_connect(id, &p) != 0) return fail(last_error());
+  return {};
+}
+
+Result<void> RealManager::accept(rdma_cm_id* id, std::span<const uint8_t> data) noexcept {
+  const InsideLibrary guard;
+  rdma_conn_param p = parameters(data);
+  if (library().rdma_accept(id, &p) != 0) return fail(last_error());
+  return {};
+}
+
+void RealManager::reject(rdma_cm_id* id, std::span<const uint8_t> data) noexcept {
+  const InsideLibrary guard;
+  (void)library().rdma_reject(id, data.data(), static_cast<uint8_t>(data.size()));
+  (void)library().rdma_destroy_id(id);
+}
+
+void RealManager::destroy(rdma_cm_id* id) noexcept {
+  if (id == nullptr) return;
+  const InsideLibrary guard;
+  (void)library().rdma_destroy_id(id);
+}
+
+void RealManager::read_event(const rdma_cm_event& from, CmEvent* to) noexcept {
+  using Kind = CmEvent::Kind;
+  to->status = from.status;
+  to->key = key_of(from.listen_id != nullptr ? from.listen_id : from.id);
+  switch (from.event) {
+    case RDMA_CM_EVENT_ROUTE_RESOLVED:
+      to->kind = Kind::kResolved;
+      break;
+    case RDMA_CM_EVENT_ADDR_ERROR:
+    case RDMA_CM_EVENT_ROUTE_ERROR:
+      to->kind = Kind::kNoRoute;
+      break;
+    case RDMA_CM_EVENT_CONNECT_REQUEST:
+      to->kind = Kind::kRequest;
+      to->id = from.id;
+      to->local = to_endpoint(&from.id->route.addr.src_addr).value_or(wire::Endpoint{});
+      to->remote = to_endpoint(&from.id->route.addr.dst_addr).value_or(wire::Endpoint{});
+      break;
+    case RDMA_CM_EVENT_CONNECT_RESPONSE:
+      to->kind = Kind::kResponse;
+      break;
+    case RDMA_CM_EVENT_ESTABLISHED:
+      to->kind = Kind::kEstablished;
+      break;
+    case RDMA_CM_EVENT_REJECTED:
+      to->kind = Kind::kRejected;
+      break;
+    case RDMA_CM_EVENT_CONNECT_ERROR:
+    case RDMA_CM_EVENT_UNREACHABLE:
+      to->kind = Kind::kUnreachable;
+      break;
+    case RDMA_CM_EVENT_DISCONNECTED:
+      to->kind = Kind::kDisconnected;
+      break;
+    case RDMA_CM_EVENT_DEVICE_REMOVAL:
+      to->kind = Kind::kDeviceRemoved;
+      break;
+    default:
+      return;
+  }
+  const rdma_conn_param& c = from.param.conn;
+  if ((to->kind == Kind::kRequest || to->kind == Kind::kEstablished ||
+       to->kind == Kind::kRejected) &&
+      c.private_data != nullptr) {
+    to->size = std::min<size_t>(c.private_data_len, CmEvent::kMaxData);
+    memcpy(to->data, c.private_data, to->size);
+  }
+}
+
+bool RealManager::next(CmEvent* event) noexcept {
+  const InsideLibrary guard;
+  rdma_cm_event* raw = nullptr;
+  if (library().rdma_get_cm_event(channel_, &raw) != 0) return false;
+  *event = CmEvent{};
+  // The second step of resolve(): its outcome is what the caller waits for.
+  if (raw->event == RDMA_CM_EVENT_ADDR_RESOLVED &&
+      library().rdma_resolve_route(raw->id, kResolveMs) != 0) {
+    event->kind = CmEvent::Kind::kNoRoute;
+    event->key = key_of(raw->id);
+    event->status = -value(last_error());
+  } else {
+    read_event(*raw, event);
+  }
+  (void)library().rdma_ack_cm_event(raw);
+  return true;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<ConnectionManager>> ConnectionManager::open() noexcept {
+  const RdmaLibrary* l = RdmaLibrary::get();
+  if (l == nullptr) return fail(ENODEV);
+  const InsideLibrary guard;
+  rdma_event_channel* channel = nullptr;
+  {
+    const os::MakingInternal making;
+    channel = l->rdma_create_event_channel();
+    if (channel == nullptr) return fail(last_error());
+    (void)raise_fd(channel->fd);
+  }
+  auto manager = std::make_unique<RealManager>(channel);
+  if (channel->fd < 0) return fail(EMFILE);
+  if (!os::fcntl(channel->fd, F_SETFL, O_NONBLOCK)) return fail(EIO);
+  return manager;
+}
+
+}  // namespace rsock::transport::verbs
