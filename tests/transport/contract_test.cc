@@ -78,7 +78,8 @@ TEST_P(Contract, PeekLeavesAndDiscardTakes) {
 }
 
 TEST_P(Contract, OffsetsCountFromTheBeginning) {
-  std::vector<char> buffer(50'000, 'x');
+  // Where credits are messages, half of the ring may be free without the sender's hearing of it.
+  std::vector<char> buffer(a_.decides_alone() ? 50'000 : 30'000, 'x');
   for (uint64_t lap = 1; lap <= 5; ++lap) {
     ASSERT_TRUE(eventually(a_, [&] { return a_.tx_room() >= buffer.size(); }));
     ASSERT_EQ(write(a_, buffer.data(), buffer.size()), buffer.size());
@@ -88,7 +89,9 @@ TEST_P(Contract, OffsetsCountFromTheBeginning) {
     EXPECT_EQ(b_.rx_head(), lap * buffer.size());
     EXPECT_EQ(b_.rx_published(), lap * buffer.size());
     EXPECT_TRUE(eventually(a_, [&] { return a_.tx_undelivered() == 0; }));
-    if (a_.decides_alone()) EXPECT_EQ(a_.tx_unread(), 0u);
+    if (a_.decides_alone()) {
+      EXPECT_EQ(a_.tx_unread(), 0u);
+    }
   }
 }
 
