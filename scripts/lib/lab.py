@@ -6,7 +6,11 @@
 
 The hosts are guests of qemu that see this machine's files read-only, under a tmpfs: programs and the build folder are
 there, and what a test breaks is gone with the guest. A boot takes some ten seconds, a command milliseconds: run
-many in one lab. On a machine that has an RDMA device, Lab(here=None) uses that instead (lab_local).
+many in one lab.
+
+`here`: True: the hosts are this machine itself (lab_local); False: guests, always; None: this machine if it has an RDMA
+device with an address and the lab is not to lack anything, else guests. RSOCK_LAB=here|guest decides for None.
+`lab.here` says what came out. A test that needs failures asks for guests.
 
 1. Nothing is left behind: qemu is killed by its pid, its folder removed, at the block's end, also by ^C or SIGTERM.
 2. Labs don't see each other: hosts are wired by socket pairs, which have no names.
@@ -23,6 +27,7 @@ import threading
 
 from lab_guest import Guest
 from lab_image import Image, Unavailable
+from lab_local import LocalHost, rdma_address
 from lab_process import HostDown, LabTimeout, Result, Unsupported
 
 __all__ = ["Lab", "Result", "Unavailable", "LabTimeout", "HostDown", "Unsupported"]
@@ -34,13 +39,24 @@ def _raise_interrupt(*_):
     raise KeyboardInterrupt
 
 
+def _decide(here, whole):
+    asked = os.environ.get("RSOCK_LAB", "")
+    if here is None and asked in ("here", "guest"):
+        here = asked == "here"
+    if here and not whole:
+        raise Unavailable("this machine's modules and libraries stay where they are")
+    return (whole and rdma_address() is not None) if here is None else here
+
+
 class Lab:
-    def __init__(self, hosts=1, build_dir=None, rdma_modules=True, rdma_libs=True, memory=None, cpus=None):
+    def __init__(self, hosts=1, build_dir=None, rdma_modules=True, rdma_libs=True, memory=None, cpus=None,
+                 here=None):
         if hosts not in (1, 2):
             raise ValueError("a lab has one host or two")
-        self._options = dict(memory=memory or {1: "2G", 2: "1536M"}[hosts], cpus=cpus or {1: 2, 2: 1}[hosts], rdma_modules=rdma_modules,
-                             rdma_libs=rdma_libs)
+        self._options = dict(memory=memory or {1: "2G", 2: "1536M"}[hosts], cpus=cpus or {1: 2, 2: 1}[hosts],
+                             rdma_modules=rdma_modules, rdma_libs=rdma_libs)
         self._count = hosts
+        self.here = _decide(here, rdma_modules and rdma_libs)
         self._build_dir = build_dir or DEFAULT_BUILD
         self._folder = None
         self._old_handler = None
@@ -51,23 +67,31 @@ class Lab:
             # SIGTERM ends us as ^C does: through the `with` block's exit.
             self._old_handler = signal.signal(signal.SIGTERM, _raise_interrupt)
         try:
-            image = Image(self._build_dir).prepare()
-            self._folder = pathlib.Path(tempfile.mkdtemp(prefix="rsock-lab-"))
-            self._folder.chmod(0o755)
-            # One datagram a frame. A guest that dies takes nothing from the other: its frames vanish.
-            wires = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM) if self._count == 2 else (None,)
-            for number, wire in enumerate(wires, 1):
-                folder = self._folder / f"host{number}"
-                folder.mkdir()
-                self.hosts.append(Guest(number, image, folder, wire=wire, **self._options))
-            for wire in filter(None, wires):
-                wire.close()
-            for host in self.hosts:
-                host.wait_ready()
+            self._make_hosts()
         except BaseException:
             self.__exit__()
             raise
         return self
+
+    def _make_hosts(self):
+        image = None if self.here else Image(self._build_dir).prepare()
+        self._folder = pathlib.Path(tempfile.mkdtemp(prefix="rsock-lab-"))
+        self._folder.chmod(0o755)
+        folders = [self._folder / f"host{n}" for n in range(1, self._count + 1)]
+        for folder in folders:
+            folder.mkdir()
+        if self.here:
+            where = rdma_address() or (None, "lo", "127.0.0.1", "::1")
+            self.hosts = [LocalHost(n, folder, where) for n, folder in enumerate(folders, 1)]
+            return
+        # One datagram a frame. A guest that dies takes nothing from the other: its frames vanish.
+        wires = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM) if self._count == 2 else (None,)
+        for number, (folder, wire) in enumerate(zip(folders, wires), 1):
+            self.hosts.append(Guest(number, image, folder, wire=wire, **self._options))
+        for wire in filter(None, wires):
+            wire.close()
+        for host in self.hosts:
+            host.wait_ready()
 
     def __exit__(self, *_):
         # A second ^C while we clean up must not leave half of it.
@@ -75,7 +99,7 @@ class Lab:
         old = {s: signal.signal(s, signal.SIG_IGN) for s in (signal.SIGINT, signal.SIGTERM)} if main else {}
         try:
             for host in self.hosts:
-                host.power_off()
+                host.end()
             if self._folder:
                 shutil.rmtree(self._folder, ignore_errors=True)
         finally:

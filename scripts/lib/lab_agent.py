@@ -28,13 +28,23 @@ import termios
 import time
 
 PORT = "/dev/vport{}p1"
+LIBRARY_FOLDERS = [f"{p}/{d}" for p in ("/usr", "/usr/local") for d in ("lib", "lib64", "lib/*-linux-gnu")]
+SHARED = "trans=virtio,version=9p2000.L,msize=262144,cache=none"
 RDMA_LIBRARIES = ("librdmacm.so", "libibverbs.so")
 
 
 def sh(script):
-    done = subprocess.run(["/bin/sh", "-ec", script], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    tell(["/bin/sh", "-e"], script)
+
+
+def ip(lines, *options):
+    tell(["ip", *options, "-batch", "-"], "\n".join(lines) + "\n")
+
+
+def tell(argv, text):
+    done = subprocess.run(argv, input=text.encode(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     if done.returncode:
-        raise RuntimeError(script.strip().splitlines()[0] + ": " + done.stdout.decode(errors="replace"))
+        raise RuntimeError(f"{' '.join(argv)}: {done.stdout.decode(errors='replace')}")
 
 
 def write_file(path, text):
@@ -53,7 +63,7 @@ def setup(order):
     os.makedirs(order["results"], exist_ok=True)
     # No cache on the shared folder: both sides see at once what the other has written.
     sh(f"""mount --bind '{order["modules"]}' /lib/modules/{version}
-           mount -t 9p -o trans=virtio,version=9p2000.L,msize=262144,cache=none results '{order["results"]}'""")
+           mount -t 9p -o {SHARED} results '{order["results"]}'""")
     with open("/etc/hosts", "a") as hosts:
         hosts.write("".join(f"10.77.0.{n} host{n}\nfd77::{n} host{n}\n" for n in (1, 2)))
     if not order["rdma_modules"]:
@@ -61,12 +71,13 @@ def setup(order):
         os.makedirs("/etc/modprobe.d", exist_ok=True)
         write_file("/etc/modprobe.d/lab.conf", "install ib_core /bin/false\n")
     if not order["rdma_libs"]:
-        for name in RDMA_LIBRARIES:
-            for path in glob.glob(f"/usr/lib/**/{name}*", recursive=True) + glob.glob(f"/usr/local/lib/**/{name}*", recursive=True):
-                os.unlink(path)
+        for folder in LIBRARY_FOLDERS:
+            for name in RDMA_LIBRARIES:
+                for path in glob.glob(f"{folder}/{name}*"):
+                    os.unlink(path)
     network(order)
-    for kind in (resource.RLIMIT_MEMLOCK, resource.RLIMIT_CORE):
-        resource.setrlimit(kind, (resource.RLIM_INFINITY, resource.RLIM_INFINITY) if kind == resource.RLIMIT_MEMLOCK else (0, 0))
+    resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def network(order):
@@ -74,7 +85,7 @@ def network(order):
     lines = ["link set lo up"]
     if device == "veth0":
         lines += ["netns add peer", "link add veth0 mtu 9000 type veth peer name veth1 mtu 9000 netns peer"]
-        # Addresses that are valid at once, and stay when a test takes the link down.
+    # Addresses that are valid at once, and stay when a test takes the link down.
     for knob, value in (("accept_dad", 0), ("keep_addr_on_down", 1), ("router_solicitations", 0)):
         for scope in ("all", "default"):
             write_file(f"/proc/sys/net/ipv6/conf/{scope}/{knob}", str(value))
@@ -82,16 +93,10 @@ def network(order):
               f"addr add fd77::{number}/64 dev {device} nodad"]
     ip(lines)
     if device == "veth0":
-        ip(["link set lo up", "link set veth1 up", "addr add 10.77.0.2/24 dev veth1", "addr add fd77::2/64 dev veth1 nodad"],
-           "-n", "peer")
+        ip(["link set lo up", "link set veth1 up", "addr add 10.77.0.2/24 dev veth1",
+            "addr add fd77::2/64 dev veth1 nodad"], "-n", "peer")
     if order["rdma_modules"]:
         sh(f"rdma link add rxe0 type rxe netdev {device}")
-
-
-def ip(lines, *options):
-    done = subprocess.run(["ip", *options, "-batch", "-"], input="\n".join(lines).encode() + b"\n", stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    if done.returncode:
-        raise RuntimeError("ip: " + done.stdout.decode(errors="replace"))
 
 
 # --- commands --------------------------------------------------------------------------------------------------------
@@ -123,7 +128,8 @@ class Command:
     def __init__(self, order, port, selector):
         self.id, self._port, self._selector = order["id"], port, selector
         self._in = None
-        env = {"PATH": os.environ["PATH"], "HOME": "/root", "LANG": "C.UTF-8", "TERM": "linux", **(order.get("env") or {})}
+        self._unwritten, self._closing = b"", False
+        env = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "TERM")} | (order.get("env") or {})
         memlock = order.get("memlock")
 
         def limits():
@@ -143,10 +149,12 @@ class Command:
         selector.register(self._pidfd, selectors.EVENT_READ, self._ended)
 
     def _start_on_pipes(self, argv, options, with_stdin):
-        self._process = subprocess.Popen(argv, stdin=subprocess.PIPE if with_stdin else subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                         stderr=subprocess.PIPE, bufsize=0, **options)
+        stdin = subprocess.PIPE if with_stdin else subprocess.DEVNULL
+        self._process = subprocess.Popen(argv, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0,
+                                         **options)
         self._in = self._process.stdin
-        self._outputs = {self._process.stdout.fileno(): (1, self._process.stdout), self._process.stderr.fileno(): (2, self._process.stderr)}
+        pipes = {1: self._process.stdout, 2: self._process.stderr}
+        self._outputs = {pipe.fileno(): (fd, pipe) for fd, pipe in pipes.items()}
         self._watch()
 
     def _start_on_terminal(self, argv, options, size):
@@ -166,6 +174,8 @@ class Command:
         self._watch()
 
     def _watch(self):
+        if self._in:
+            os.set_blocking(self._in.fileno(), False)
         for fd in self._outputs:
             os.set_blocking(fd, False)
             self._selector.register(fd, selectors.EVENT_READ, lambda fd=fd: self._read(fd))
@@ -202,14 +212,26 @@ class Command:
             pass
 
     def write(self, data):
-        try:
-            while data:
-                data = data[self._in.write(data):]
-        except (BrokenPipeError, OSError):
-            pass
+        """What the program does not take at once waits here: the agent must not."""
+        if self._in and not self._unwritten:
+            self._selector.register(self._in, selectors.EVENT_WRITE, self._write)
+        self._unwritten += data if self._in else b""
 
     def close(self):
-        self._in.close()
+        self._closing = True
+        if self._in and not self._unwritten:
+            self._in.close()
+            self._in = None
+
+    def _write(self):
+        try:
+            self._unwritten = self._unwritten[self._in.write(self._unwritten) or 0:]
+        except OSError:  # nobody reads it any more
+            self._unwritten = b""
+        if not self._unwritten:
+            self._selector.unregister(self._in)
+            if self._closing:
+                self.close()
 
 
 def serve(port):

@@ -48,7 +48,8 @@ class Guest(HostCalls):
         passed = [theirs.fileno()] + ([wire.fileno()] if wire else [])
         with open(self.folder / "qemu.log", "wb") as log:
             # Its own session: ^C is ours to handle.
-            self._qemu = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=passed, start_new_session=True)
+            self._qemu = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=passed,
+                                          start_new_session=True)
         theirs.close()
         self._tell(op="setup", number=number, device=self.device, results=self.results, modules=str(image.modules),
                    rdma_modules=rdma_modules, rdma_libs=rdma_libs)
@@ -58,9 +59,11 @@ class Guest(HostCalls):
     def _command_line(self, image, memory, cpus, rdma, port, wire):
         accel = "kvm" if image.accel == "kvm" else "tcg,thread=multi"
         share = "local,security_model=none,multidevs=remap"
-        argv = [QEMU, "-M", "q35", "-accel", accel, "-cpu", "max", "-smp", cpus, "-m", memory, "-nodefaults", "-display", "none",
-                "-no-reboot", "-serial", f"file:{_escaped(self._console)}", "-kernel", image.kernel, "-initrd", image.initramfs,
-                "-append", f"console=ttyS0 quiet panic=-1 mitigations=off random.trust_cpu=on lab.rdma={'yes' if rdma else 'no'}",
+        boot = "console=ttyS0 quiet panic=-1 mitigations=off random.trust_cpu=on"
+        argv = [QEMU, "-M", "q35", "-accel", accel, "-cpu", "max", "-smp", cpus, "-m", memory,
+                "-nodefaults", "-display", "none", "-no-reboot", "-serial", f"file:{_escaped(self._console)}",
+                "-kernel", image.kernel, "-initrd", image.initramfs,
+                "-append", f"{boot} lab.rdma={'yes' if rdma else 'no'}",
                 "-fsdev", f"{share},id=root,path=/,readonly=on", "-device", "virtio-9p-pci,fsdev=root,mount_tag=root",
                 "-fsdev", f"{share},id=results,path={_escaped(self.results)}",
                 "-device", "virtio-9p-pci,fsdev=results,mount_tag=results",
@@ -68,14 +71,16 @@ class Guest(HostCalls):
                 "-device", "virtserialport,chardev=agent,name=lab"]
         if wire:
             mac = f"52:54:00:4c:ab:{int(self.name[-1]):02x}"
-            argv += ["-netdev", f"socket,id=wire,fd={wire.fileno()}", "-device", f"virtio-net-pci,netdev=wire,mac={mac},host_mtu=9000,romfile="]
+            argv += ["-netdev", f"socket,id=wire,fd={wire.fileno()}",
+                     "-device", f"virtio-net-pci,netdev=wire,mac={mac},host_mtu=9000,romfile="]
         return list(map(str, argv))
 
     def wait_ready(self):
         limit = time.monotonic() + BOOT_SECONDS
         while not self._ready.wait(0.2):
             if self._qemu.poll() is not None or time.monotonic() > limit:
-                words = "".join((self.folder / n).read_text(errors="replace")[-1500:] for n in ("qemu.log", "console.log") if (self.folder / n).exists())
+                logs = [log for log in (self.folder / "qemu.log", self._console) if log.exists()]
+                words = "".join(log.read_text(errors="replace")[-1500:] for log in logs)
                 if self._qemu.poll() is None:
                     raise LabTimeout(f"{self.name} has not booted after {BOOT_SECONDS} s: {words}")
                 raise HostDown(f"{self.name} does not boot: {words}")
@@ -162,8 +167,18 @@ class Guest(HostCalls):
         self.check(f"ip link set {self.device} up")
 
     def rdma_delete(self, timeout=60):
-        """The device is pulled out, also from under open queue pairs."""
-        self.check("rdma link delete rxe0", timeout)
+        """The device is taken away: newcomers find none from now on. Returns the command that does it, to wait for: it
+        ends when the last process has closed the device. Until then rxe works on under open queue pairs, and their
+        processes only hear RDMA_CM_EVENT_DEVICE_REMOVAL (the kernel waits: rxe cannot take a context from a process).
+        """
+        removal = self.start("rdma link delete rxe0")
+        limit = time.monotonic() + timeout
+        while removal.rc is None and "rxe0/" in self.check("rdma link", timeout):
+            if time.monotonic() > limit:
+                raise LabTimeout(f"{self.name}: rxe0 is still listed {timeout} s after its removal began")
+        if removal.rc:
+            raise RuntimeError(f"{self.name}: rxe0 cannot be removed: {removal.errors()}")
+        return removal
 
     def rdma_add(self):
         self.check(f"rdma link add rxe0 type rxe netdev {self.device}")
@@ -175,6 +190,8 @@ class Guest(HostCalls):
         self._qemu.wait()
         self._thread.join(10)
         self._port.close()
+
+    end = power_off
 
 
 def _escaped(path):

@@ -21,11 +21,13 @@ BUSYBOX = "/bin/busybox"
 KERNEL_PACKAGE = "linux-image-amd64"
 
 # What must be there before the machine's own / is, and what would cost a modprobe at each boot.
-BASE_MODULES = "virtio_pci virtio_console virtio_net 9p 9pnet_virtio overlay veth unix_diag tcp_diag udp_diag".split()
+BASE_MODULES = ("virtio_pci virtio_console virtio_net 9p 9pnet_virtio overlay veth "
+                "unix_diag tcp_diag udp_diag").split()
 RDMA_MODULES = "rdma_rxe rdma_ucm ib_uverbs rdma_cm".split()
 # The rest of the kernel's modules stay loadable in a guest (netem, nft, smc, ...); these folders are all that a lab
 # can use of 400 MB.
-KEPT_MODULES = "net lib crypto arch fs/9p fs/netfs fs/fscache fs/configfs fs/overlayfs drivers/virtio drivers/infiniband/core drivers/infiniband/sw drivers/char".split()
+KEPT_MODULES = ("net lib crypto arch fs/9p fs/netfs fs/fscache fs/configfs fs/overlayfs drivers/virtio "
+                "drivers/infiniband/core drivers/infiniband/sw drivers/char").split()
 
 APT = ["apt-get", "-q", "-o", "APT::Sandbox::User=root", "-o", "DPkg::Lock::Timeout=300"]
 
@@ -36,7 +38,8 @@ class Unavailable(Exception):
 
 def _run(argv, seconds=300, **options):
     try:
-        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds, **options)
+        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds,
+                              **options)
     except FileNotFoundError:
         raise Unavailable(f"{argv[0]} is not installed (scripts/lib/deps.sh lab)") from None
     except subprocess.TimeoutExpired:
@@ -158,8 +161,8 @@ class Image:
             # Not compressed: an emulated processor unpacks more slowly than the machine reads.
             with open(archive, "wb") as out:
                 files = "\n".join(str(p.relative_to(tree)) for p in sorted(tree.rglob("*")))
-                done = subprocess.run(["cpio", "-o", "-H", "newc", "--quiet", "-R", "0:0"], cwd=tree, input=files.encode(),
-                                      stdout=out, stderr=subprocess.PIPE, timeout=60)
+                done = subprocess.run(["cpio", "-o", "-H", "newc", "--quiet", "-R", "0:0"], cwd=tree,
+                                      input=files.encode(), stdout=out, stderr=subprocess.PIPE, timeout=60)
             if done.returncode:
                 raise Unavailable("cpio failed: " + done.stderr.decode(errors="replace"))
             for old in self.folder.glob(f"initramfs-{version}-*"):
@@ -177,8 +180,8 @@ class Image:
         boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         memo = self.folder / f"accel-{boot}"
         if not memo.exists():
-            argv = [QEMU, "-M", "q35", "-accel", "kvm", "-cpu", "max", "-m", "256", "-nodefaults", "-display", "none", "-no-reboot",
-                    "-kernel", self.kernel, "-append", "quiet panic=-1"]
+            argv = [QEMU, "-M", "q35", "-accel", "kvm", "-cpu", "max", "-m", "256", "-nodefaults",
+                    "-display", "none", "-no-reboot", "-kernel", self.kernel, "-append", "quiet panic=-1"]
             try:
                 _run(argv, 10)
                 memo.write_text("kvm")

@@ -19,17 +19,22 @@ TIMED_OUT = 124
 
 def parse(argv):
     parser = argparse.ArgumentParser(
-        prog="scripts/lab", usage="scripts/lab [options] CMD...  |  --hosts 2 [options] CMD1... -- CMD2...  |  --shell  |  --check",
-        description="Runs a command in a guest that has a real RDMA stack; one word is a shell command, several are a program and "
-                    "its arguments. With two hosts both commands run at the same time, and each line is labelled.")
+        prog="scripts/lab",
+        usage="scripts/lab [options] CMD...  |  --hosts 2 [options] CMD1... -- CMD2...  |  --shell  |  --check",
+        description="Runs a command in a guest that has a real RDMA stack; one word is a shell command, several are a "
+                    "program and its arguments. With two hosts both commands run at the same time, and each line is "
+                    "labelled.")
     parser.add_argument("--hosts", type=int, choices=(1, 2), default=1)
     parser.add_argument("--no-rdma-modules", action="store_true", help="a kernel without RDMA")
     parser.add_argument("--no-rdma-libs", action="store_true", help="a machine without librdmacm and libibverbs")
     parser.add_argument("--memory", metavar="M", help="of each guest, for example 3G")
-    parser.add_argument("--build-dir", default=lab.DEFAULT_BUILD, metavar="DIR", help="where kernel and initramfs are kept (DIR/lab)")
-    parser.add_argument("--timeout", type=float, default=600, metavar="S", help="for the commands; they are killed then (status 124)")
+    parser.add_argument("--build-dir", default=lab.DEFAULT_BUILD, metavar="DIR",
+                        help="where kernel and initramfs are kept (DIR/lab)")
+    parser.add_argument("--timeout", type=float, default=600, metavar="S",
+                        help="for the commands; they are killed then (status 124)")
     parser.add_argument("--shell", action="store_true", help="an interactive shell on host 1")
-    parser.add_argument("--check", action="store_true", help="can a lab run here? Fetches the kernel; status 77 and a reason if not")
+    parser.add_argument("--check", action="store_true",
+                        help="can a lab run here? Fetches the kernel; status 77 and a reason if not")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     args = parser.parse_args(argv)
     words = args.command[1:] if args.command[:1] == ["--"] else args.command
@@ -122,7 +127,8 @@ def main(argv):
             image = lab.Image(args.build_dir).prepare()
             print(f"lab: {image.kernel.name.removeprefix('vmlinuz-')}, {image.accel}")
             return 0
-        with lab.Lab(args.hosts, args.build_dir, not args.no_rdma_modules, not args.no_rdma_libs, memory=args.memory) as guests:
+        with lab.Lab(args.hosts, args.build_dir, not args.no_rdma_modules, not args.no_rdma_libs, args.memory,
+                     here=False) as guests:
             return shell(guests.hosts[0]) if args.shell else run(guests, args)
     except lab.Unavailable as reason:
         print(f"lab: not here: {reason}", file=sys.stderr)

@@ -20,8 +20,8 @@ class Unsupported(Exception):
 
 
 class Process:
-    """Made by Host.start. `_send` carries out kill, write and close; `_arrived` and `_finished` are called by the host's
-    thread. All else may be called from any thread.
+    """Made by Host.start. `_send` carries out kill, write and close; `_started`, `_arrived` and `_finished` are called
+    by the host's thread. All else may be called from any thread.
     """
 
     def __init__(self, cmd, send, on_output=None):
@@ -36,11 +36,13 @@ class Process:
 
     def wait(self, timeout=60):
         """The status, as a shell says it (137 after SIGKILL)."""
-        return self.wait_for(lambda: self.rc is not None, timeout, f"`{self.cmd}` has not ended") and self.rc or 0
+        self.wait_for(lambda: self.rc is not None, timeout, f"`{self.cmd}` has not ended")
+        return self.rc
 
     def wait_output(self, text, timeout=60):
         """Waits until the command has printed `text`; ends early, with False, when it has ended without."""
-        self.wait_for(lambda: text in self.output() or self.rc is not None, timeout, f"`{self.cmd}` has not printed '{text}'")
+        self.wait_for(lambda: text in self.output() or self.rc is not None, timeout,
+                      f"`{self.cmd}` has not printed '{text}'")
         return text in self.output()
 
     def wait_for(self, condition, timeout, complaint):
@@ -51,9 +53,9 @@ class Process:
                     raise HostDown(f"{self._down}: `{self.cmd}`")
                 left = limit - time.monotonic()
                 if left <= 0:
-                    raise LabTimeout(f"{complaint} after {timeout} s; it printed: {self.output()[-1000:] + self.errors()[-1000:]}")
+                    printed = self.output()[-1000:] + self.errors()[-1000:]
+                    raise LabTimeout(f"{complaint} after {timeout} s; it printed: {printed}")
                 self._changed.wait(left)
-        return True
 
     def output(self):
         with self._changed:
