@@ -148,10 +148,7 @@ long judge_kernel_end(Stream& s, long r) noexcept {
   }
   if (!owed) return 0;
   MutexLock lock(s.rx.mutex);
-  if (!s.channel || s.channel->rx_replayed()) return 0;
-  const auto start = s.channel->rx_start();
-  const uint64_t at = s.rx.offset.load(std::memory_order_relaxed);
-  if (!start || at >= *start + s.channel->rx_published()) return 0;
+  if (!s.channel || all_received_locked(s)) return 0;
   s.rx.await_replay.store(false, std::memory_order_relaxed);
   return -ECONNRESET;
 }
