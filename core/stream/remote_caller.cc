@@ -13,9 +13,10 @@
 namespace rsock::stream {
 namespace {
 
-// The peer's process reaches its threshold at about the same time; until then nobody may be at its
-// port.
-constexpr uint32_t kTriesAtAClosedPort = 14;  // about half a second
+// The peer's process reaches its threshold at about the same time, and then opens libraries and
+// devices: until it has, nobody is at its port.
+constexpr uint32_t kTriesAtAClosedPort = 20;  // two seconds
+constexpr uint32_t kTriesAtOneClosedBefore = 6;
 
 /// Of each direction. Pinned memory, so less than on shared memory, and less when there are many.
 uint32_t ring_bytes_now(const RdmaHost& h) noexcept {
@@ -93,7 +94,9 @@ void on_rejected_find(RemoteAttempt& a, const verbs::CmEvent& e) noexcept {
   const auto found = wire::decode_found(e.data, e.size);
   if (!found) {
     // Nobody there yet, or a program that is none of ours.
-    if (e.status == verbs::kRejectedNobodyThere && a.tries < kTriesAtAClosedPort) {
+    const uint32_t most = rdma_host()->reach.failed_before(a.tuple.remote) ? kTriesAtOneClosedBefore
+                                                                           : kTriesAtAClosedPort;
+    if (e.status == verbs::kRejectedNobodyThere && a.tries < most) {
       return try_again(a, "the peer's library is not there or not listening");
     }
     return not_there(a, "the peer's library is not there or not listening");

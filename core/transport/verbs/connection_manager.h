@@ -71,6 +71,7 @@ class ConnectionManager {
   virtual Result<rdma_cm_id*> resolve(const wire::Endpoint& from, const wire::Endpoint& to,
                                       uint64_t key) noexcept = 0;
   /// With the queue pair of `id` if it has one; else only to ask, and the answer is a rejection.
+  /// Such an id is to be ended by destroy().
   virtual Result<void> connect(rdma_cm_id* id, std::span<const uint8_t> data) noexcept = 0;
   /// Before a queue pair is made on it: names the id of a kRequest.
   virtual void adopt(rdma_cm_id* id, uint64_t key) noexcept = 0;
