@@ -125,6 +125,27 @@ void on_find_event(RemoteAttempt& a, const verbs::CmEvent& e) noexcept {
   }
 }
 
+/// Not ok, and not about who holds the connection.
+void on_refusal(RemoteAttempt& a, wire::Verdict verdict) noexcept {
+  switch (verdict) {
+    case wire::Verdict::kNotMine:
+    case wire::Verdict::kNotNow:
+      return try_again(a, "the peer is not ready");
+    case wire::Verdict::kLimit:
+      return not_now(a, "the peer has too many streams on queue pairs");
+    case wire::Verdict::kMemory:
+      return not_now(a, "the peer has no memory for it");
+    default:
+      return not_now(a, "the peer refused");
+  }
+}
+
+void on_rejected_join(RemoteAttempt& a, const verbs::CmEvent& e) noexcept {
+  const auto why = wire::decode_found(e.data, e.size);
+  if (!why || why->nonce != a.nonce) return try_again(a, "the peer refused");
+  on_refusal(a, why->verdict);
+}
+
 void join(RemoteAttempt& a) noexcept {
   bool later = false;
   if (const Reason reason = make_pair(a, &later)) {
@@ -156,7 +177,7 @@ void on_join_event(RemoteAttempt& a, const verbs::CmEvent& e) noexcept {
     case Kind::kEstablished:
       return a.phase == RemotePhase::kJoin ? on_joined(a, e) : void();
     case Kind::kRejected:
-      return try_again(a, "the peer refused");
+      return on_rejected_join(a, e);
     case Kind::kNoRoute:
     case Kind::kUnreachable:
       return not_there(a, "the peer does not answer over RDMA");
@@ -218,15 +239,9 @@ void on_offer(RemoteAttempt& a, const wire::Offer& offer) noexcept {
         return find(a);
       }
       return try_again(a, "the peer is not ready");
-    case wire::Verdict::kNotNow:
-      a.asked_known = false;  // it is the right one
-      return try_again(a, "the peer is not ready");
-    case wire::Verdict::kLimit:
-      return not_now(a, "the peer has too many streams on queue pairs");
-    case wire::Verdict::kMemory:
-      return not_now(a, "the peer has no memory for it");
     default:
-      return not_now(a, "the peer refused");
+      if (offer.verdict == wire::Verdict::kNotNow) a.asked_known = false;  // it is the right one
+      return on_refusal(a, offer.verdict);
   }
   RdmaHost& h = *rdma_host();
   wire::Endpoint there = a.tuple.remote;
