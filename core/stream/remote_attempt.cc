@@ -200,11 +200,12 @@ void lift_remote(RemoteAttempt& a) noexcept {
   Stream& s = *a.stream;
   const auto channel = std::move(a.channel);
   h.riders.push_back(Rider{a.line, a.nonce, a.key, channel, a.device, &s, a.generation});
-  a.key = 0;  // events are the rider's
+  a.key = 0;  // events are the rider's, and so is the last word
+  a.phase = RemotePhase::kRetry;
   for (size_t i = 0; i < a.early_count; ++i) channel->on_word(a.early[i].word, a.early[i].value);
   channel->connected();
   if (!attach(s, a.generation, a.own_cookie, channel, a.nonce, {})) {
-    channel->let_go();  // nobody else has it
+    channel->let_go();  // nobody else has it, and the peer may have its end
     return not_now(a, "closed or shared meanwhile");
   }
   remember_attached(s, a.nonce);
