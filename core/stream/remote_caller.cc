@@ -15,7 +15,7 @@ namespace {
 
 // The peer's process reaches its threshold at about the same time; until then nobody may be at its
 // port.
-constexpr uint32_t kTriesAtAClosedPort = 14;  // about half a second
+constexpr uint32_t kTriesAtAClosedPort = 20;  // about two seconds: it may be loading rdma-core
 
 /// Of each direction. Pinned memory, so less than on shared memory, and less when there are many.
 uint32_t ring_bytes_now(const RdmaHost& h) noexcept {
