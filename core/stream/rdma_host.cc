@@ -55,8 +55,17 @@ RdmaHost* rdma_host(Reason* why) noexcept {
 
 // --- is there a device? ------------------------------------------------------------------------
 
+static void watch_manager(RdmaHost& h) noexcept {
+  if (std::exchange(h.manager_watched, true)) return;
+  (void)keeper_watch(h.manager->event_fd(), EPOLLIN,
+                     tagged(static_cast<KeeperSource*>(&h), KeeperTag::kSource));
+}
+
 Rdma rdma_there(Reason* why) noexcept {
-  if (g_look.there) return Rdma::kThere;
+  if (g_look.there) {
+    watch_manager(*g_host);
+    return Rdma::kThere;
+  }
   if (g_look.wanted) return Rdma::kAsking;
   if (g_look.at != 0 && monotonic_ns() - g_look.at < kLookAgainNs) {
     *why = g_look.why;
@@ -105,8 +114,6 @@ void end_look_for_rdma() noexcept {
   RdmaHost* const h = g_host;
   if (auto* manager = std::exchange(l.found_manager, nullptr)) {
     h->manager.reset(manager);
-    (void)keeper_watch(manager->event_fd(), EPOLLIN,
-                       tagged(static_cast<KeeperSource*>(h), KeeperTag::kSource));
   }
   if (h == nullptr) return;
   for (size_t i = 0; i < h->attempts.size(); ++i) {
