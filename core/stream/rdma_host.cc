@@ -264,10 +264,10 @@ static void on_rider_event(const Rider& r, const verbs::CmEvent& e) noexcept {
     rdma_gone();
     r.device->on_removal();
   }
+  // A disconnection says nothing: a peer that let go or lost its device tells by the line, one that died ends the line.
   const auto channel = r.channel.lock();
-  if (!channel || (e.kind != Kind::kDeviceRemoved && e.kind != Kind::kDisconnected)) return;
-  channel->fail_path(e.kind == Kind::kDisconnected ? "the peer left the queue pair"
-                                                   : "the RDMA device was removed");
+  if (!channel || e.kind != Kind::kDeviceRemoved) return;
+  channel->fail_path("the RDMA device was removed");
   look_at(*r.stream, r.generation, r.nonce, *channel);
 }
 

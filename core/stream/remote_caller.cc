@@ -13,10 +13,12 @@
 namespace rsock::stream {
 namespace {
 
-// The peer's process reaches its threshold at about the same time, and then opens libraries and
-// devices: until it has, nobody is at its port.
-constexpr uint32_t kTriesAtAClosedPort = 20;  // two seconds
+// Where nobody was at the port the last time.
 constexpr uint32_t kTriesAtOneClosedBefore = 6;
+// More would wait for each other, with their time limits running: registering memory takes the
+// keeper's time.
+constexpr int kMostAtOnce = 8;
+constexpr uint64_t kTurnNs = 5 * kMs;
 
 /// Of each direction. Pinned memory, so less than on shared memory, and less when there are many.
 uint32_t ring_bytes_now(const RdmaHost& h) noexcept {
@@ -26,6 +28,14 @@ uint32_t ring_bytes_now(const RdmaHost& h) noexcept {
     bytes = live < 16 ? 1 << 20 : live < 128 ? 256 << 10 : 64 << 10;
   }
   return std::min(bytes, h.largest_ring);
+}
+
+bool too_many_at_once() noexcept {
+  int n = 0;
+  for (const auto& a : rdma_host()->attempts) {
+    n += !a->over && a->caller && a->phase >= RemotePhase::kFind && a->phase <= RemotePhase::kJoin;
+  }
+  return n >= kMostAtOnce;
 }
 
 bool random_nonce(uint64_t* out) noexcept {
@@ -80,6 +90,11 @@ void on_found(RemoteAttempt& a, const wire::Found& found) noexcept {
       return not_now(a, "the peer refused");
   }
   h.reach.found(a.tuple.remote, found.keeper, monotonic_ns());
+  for (const auto& other : h.attempts) {  // whoever waits for the same service need not any more
+    if (!other->over && other->phase == RemotePhase::kRetry &&
+        other->tuple.remote == a.tuple.remote)
+      other->due = 0;
+  }
   a.peer_keeper = found.keeper;
   a.line = h.lines.find(found.keeper, a.tuple.local, a.tuple.remote);
   if (a.line) return say_want(a);
@@ -93,12 +108,14 @@ void on_found(RemoteAttempt& a, const wire::Found& found) noexcept {
 void on_rejected_find(RemoteAttempt& a, const verbs::CmEvent& e) noexcept {
   const auto found = wire::decode_found(e.data, e.size);
   if (!found) {
-    // Nobody there yet, or a program that is none of ours.
+    // Nobody there yet: its process passes its threshold at about the same time, and may have
+    // rdma-core to load. Or a program that is none of ours.
     const uint32_t most = rdma_host()->reach.failed_before(a.tuple.remote) ? kTriesAtOneClosedBefore
-                                                                           : kTriesAtAClosedPort;
+                                                                           : kMostRemoteTries;
     if (e.status == verbs::kRejectedNobodyThere && a.tries < most) {
       return try_again(a, "the peer's library is not there or not listening");
     }
+    if (e.status == verbs::kRejectedStale) return try_again(a, "the peer is not ready");
     return not_there(a, "the peer's library is not there or not listening");
   }
   if (found->nonce != a.find_nonce) {
@@ -193,6 +210,7 @@ void on_join_event(RemoteAttempt& a, const verbs::CmEvent& e) noexcept {
 void call_remote(RemoteAttempt& a) noexcept {
   RdmaHost& h = *rdma_host();
   if (const Reason r = h.reach.blocked(a.tuple.remote, monotonic_ns())) return not_now(a, r);
+  if (too_many_at_once()) return set_phase(a, RemotePhase::kRetry, kTurnNs);
   // Who answered for this service before is asked at once, each second time: it may be one of many.
   const auto known = h.reach.keeper_of(a.tuple.remote);
   a.line = known && !a.asked_known ? h.lines.find(*known, a.tuple.local, a.tuple.remote) : nullptr;
