@@ -173,9 +173,9 @@ static uint64_t run_device_timers(RdmaHost& h, uint64_t now) noexcept {
     next = std::min(next, w->completions.nap_until);
     if (w->device->bury()) next = std::min(next, now + kBuryNs);
   }
-  // Ours and the device list's own: nobody else has it.
+  // Ours and the device list's own: nobody else has it. The kernel's removal waits for its end.
   std::erase_if(h.devices, [](const auto& w) { return !w->watched && w->device.use_count() <= 2; });
-  return next;
+  return verbs::Device::drop_removed() ? std::min(next, now + kBuryNs) : next;
 }
 
 // --- what comes for a channel ------------------------------------------------------------------
