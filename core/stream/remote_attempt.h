@@ -93,6 +93,9 @@ Reason make_pair(RemoteAttempt& a, bool* later) noexcept;
 wire::Join own_join(const RemoteAttempt& a) noexcept;
 /// With the peer's JOIN. False: it is not what was agreed on.
 bool check_join(const RemoteAttempt& a, const wire::Join& join) noexcept;
+/// One of the two ends has no queue pair left: the stream waits for one on TCP (heat.h).
+void no_room(RemoteAttempt& a) noexcept;
+inline constexpr char kNoRoom[] = "too many streams on queue pairs";
 /// pair becomes channel. False: no descriptor left.
 bool make_channel(RemoteAttempt& a, const wire::Join& theirs) noexcept;
 /// The channel goes under the stream.

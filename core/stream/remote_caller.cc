@@ -128,6 +128,7 @@ void on_find_event(RemoteAttempt& a, const verbs::CmEvent& e) noexcept {
 void join(RemoteAttempt& a) noexcept {
   bool later = false;
   if (const Reason reason = make_pair(a, &later)) {
+    if (reason == kNoRoom) return no_room(a);
     return later ? try_again(a, reason) : not_now(a, reason);
   }
   uint8_t bytes[wire::kJoinSize];
@@ -222,7 +223,7 @@ void on_offer(RemoteAttempt& a, const wire::Offer& offer) noexcept {
       a.asked_known = false;  // it is the right one
       return try_again(a, "the peer is not ready");
     case wire::Verdict::kLimit:
-      return not_now(a, "the peer has too many streams on queue pairs");
+      return no_room(a);
     case wire::Verdict::kMemory:
       return not_now(a, "the peer has no memory for it");
     default:
