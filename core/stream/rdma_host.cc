@@ -134,18 +134,9 @@ bool listen_for_joins(RdmaHost& h) noexcept {
 
 // --- devices -----------------------------------------------------------------------------------
 
-WatchedDevice::WatchedDevice(std::shared_ptr<verbs::Device> d) noexcept : device(std::move(d)) {
-  completions.device = events.device = device.get();
-}
-
-void WatchedDevice::Completions::on_event(uint32_t) noexcept {
+void WatchedDevice::on_event(uint32_t) noexcept {
   const uint64_t nap = device->on_event();
   nap_until = nap != 0 ? monotonic_ns() + nap : UINT64_MAX;
-}
-
-void WatchedDevice::Events::on_event(uint32_t) noexcept {
-  device->on_async_event();
-  if (device->removed()) rdma_gone();
 }
 
 void watch_device(RdmaHost& h, const std::shared_ptr<verbs::Device>& device) noexcept {
@@ -154,11 +145,56 @@ void watch_device(RdmaHost& h, const std::shared_ptr<verbs::Device>& device) noe
   }
   auto w = std::make_unique<WatchedDevice>(device);
   (void)keeper_watch(device->event_fd(), EPOLLIN,
-                     tagged(static_cast<KeeperSource*>(&w->completions), KeeperTag::kSource));
-  (void)keeper_watch(device->async_fd(), EPOLLIN,
-                     tagged(static_cast<KeeperSource*>(&w->events), KeeperTag::kSource));
-  w->completions.on_event(0);  // arms
+                     tagged(static_cast<KeeperSource*>(w.get()), KeeperTag::kSource));
+  w->on_event(0);  // arms
   h.devices.push_back(std::move(w));
+}
+
+static void watch_contexts(RdmaHost& h) noexcept {
+  while (ibv_context* context = h.manager->new_context()) {
+    auto w = std::make_unique<WatchedContext>(context);
+    (void)keeper_watch(context->async_fd, EPOLLIN,
+                       tagged(static_cast<KeeperSource*>(w.get()), KeeperTag::kSource));
+    h.contexts.push_back(std::move(w));
+  }
+}
+
+static verbs::Device* device_of(const ibv_context* context) noexcept {
+  for (const auto& d : verbs::Device::all()) {
+    if (d->context() == context) return d.get();
+  }
+  return nullptr;
+}
+
+void WatchedContext::on_event(uint32_t) noexcept {
+  if (removed) return;
+  if (verbs::Device* device = device_of(context)) {
+    device->on_async_event();
+    removed = device->removed();
+  } else {
+    removed = rdma_host()->manager->is_removed(context);
+  }
+  if (!removed) return;
+  keeper_unwatch(context->async_fd);  // it says so for ever
+  rdma_gone();
+}
+
+/// The kernel may wait with the removal of a device until the last who uses it has gone.
+static uint64_t let_go_of_removed(RdmaHost& h, uint64_t now) noexcept {
+  // Ours and the device list's own: nobody else has it.
+  std::erase_if(h.devices, [](const auto& w) { return !w->watched && w->device.use_count() <= 2; });
+  bool left = verbs::Device::drop_removed();
+  for (const auto& w : h.contexts) {
+    const auto asks = [&](const auto& a) { return a->id != nullptr && a->id->verbs == w->context; };
+    if (!w->removed || device_of(w->context) != nullptr) continue;
+    if (std::any_of(h.attempts.begin(), h.attempts.end(), asks)) {
+      left = true;
+    } else {
+      h.manager->close_context(w->context);
+    }
+  }
+  std::erase_if(h.contexts, [](const auto& w) { return w->removed && w->context->cmd_fd < 0; });
+  return left ? now + kBuryNs : UINT64_MAX;
 }
 
 static uint64_t run_device_timers(RdmaHost& h, uint64_t now) noexcept {
@@ -166,16 +202,13 @@ static uint64_t run_device_timers(RdmaHost& h, uint64_t now) noexcept {
   for (const auto& w : h.devices) {
     if (w->device->removed() && std::exchange(w->watched, false)) {
       keeper_unwatch(w->device->event_fd());
-      keeper_unwatch(w->device->async_fd());
-      w->completions.nap_until = UINT64_MAX;
+      w->nap_until = UINT64_MAX;
     }
-    if (w->completions.nap_until <= now) w->completions.on_event(0);
-    next = std::min(next, w->completions.nap_until);
+    if (w->nap_until <= now) w->on_event(0);
+    next = std::min(next, w->nap_until);
     if (w->device->bury()) next = std::min(next, now + kBuryNs);
   }
-  // Ours and the device list's own: nobody else has it. The kernel's removal waits for its end.
-  std::erase_if(h.devices, [](const auto& w) { return !w->watched && w->device.use_count() <= 2; });
-  return verbs::Device::drop_removed() ? std::min(next, now + kBuryNs) : next;
+  return std::min(next, let_go_of_removed(h, now));
 }
 
 // --- what comes for a channel ------------------------------------------------------------------
@@ -264,7 +297,8 @@ static void on_rider_event(const Rider& r, const verbs::CmEvent& e) noexcept {
     rdma_gone();
     r.device->on_removal();
   }
-  // A disconnection says nothing: a peer that let go or lost its device tells by the line, one that died ends the line.
+  // A disconnection says nothing: a peer that let go or lost its device tells by the line, one that
+  // died ends the line.
   const auto channel = r.channel.lock();
   if (!channel || e.kind != Kind::kDeviceRemoved) return;
   channel->fail_path("the RDMA device was removed");
@@ -291,7 +325,10 @@ static void on_cm_event(RdmaHost& h, const verbs::CmEvent& e) noexcept {
 
 void RdmaHost::on_event(uint32_t) noexcept {
   verbs::CmEvent e;
-  for (int i = 0; i < kEventsAtOnce && manager && manager->next(&e); ++i) on_cm_event(*this, e);
+  for (int i = 0; i < kEventsAtOnce && manager && manager->next(&e); ++i) {
+    watch_contexts(*this);
+    on_cm_event(*this, e);
+  }
 }
 
 // --- timers and forks --------------------------------------------------------------------------

@@ -30,20 +30,21 @@ struct Rider {
   uint32_t generation;
 };
 
-/// A device's two descriptors in the keeper's epoll.
-struct WatchedDevice {
-  explicit WatchedDevice(std::shared_ptr<verbs::Device> d) noexcept;
-  struct Completions final : KeeperSource {
-    void on_event(uint32_t events) noexcept override;
-    verbs::Device* device = nullptr;
-    uint64_t nap_until = UINT64_MAX;
-  } completions;
-  struct Events final : KeeperSource {
-    void on_event(uint32_t events) noexcept override;
-    verbs::Device* device = nullptr;
-  } events;
-  std::shared_ptr<verbs::Device> device;
+/// The completions of a device, in the keeper's epoll.
+struct WatchedDevice final : KeeperSource {
+  explicit WatchedDevice(std::shared_ptr<verbs::Device> d) noexcept : device(std::move(d)) {}
+  void on_event(uint32_t events) noexcept override;
+  const std::shared_ptr<verbs::Device> device;
+  uint64_t nap_until = UINT64_MAX;
   bool watched = true;
+};
+
+/// A device that rdma-core opened, for whatever: its events, in the keeper's epoll.
+struct WatchedContext final : KeeperSource {
+  explicit WatchedContext(ibv_context* c) noexcept : context(c) {}
+  void on_event(uint32_t events) noexcept override;
+  ibv_context* const context;
+  bool removed = false;
 };
 
 struct RdmaHost final : LineOwner, KeeperSource {
@@ -73,6 +74,7 @@ struct RdmaHost final : LineOwner, KeeperSource {
   std::vector<std::unique_ptr<RemoteAttempt>> attempts;
   std::vector<Rider> riders;
   std::vector<std::unique_ptr<WatchedDevice>> devices;
+  std::vector<std::unique_ptr<WatchedContext>> contexts;
   uint32_t largest_ring = UINT32_MAX;  // memlock did not allow for more
   uint64_t last_key = 0;
 };
@@ -89,7 +91,7 @@ void rdma_gone() noexcept;
 void set_fabric(std::unique_ptr<verbs::ConnectionManager> fake) noexcept;
 /// Our listener for queue pairs. False: the connection manager has none for us.
 bool listen_for_joins(RdmaHost& h) noexcept;
-/// The device's descriptors come to the keeper's epoll.
+/// Its completions come to the keeper.
 void watch_device(RdmaHost& h, const std::shared_ptr<verbs::Device>& device) noexcept;
 
 }  // namespace rsock::stream

@@ -7,6 +7,7 @@
 #include "core/base/log.h"
 #include "core/os/os.h"
 #include "core/stream/counters.h"
+#include "core/stream/heat.h"
 #include "core/stream/moves.h"
 #include "core/stream/rdma_host.h"
 #include "core/stream/sock_diag.h"
@@ -119,7 +120,7 @@ void on_remote_due(RemoteAttempt& a) noexcept {
       return not_now(a, "the peer does not answer");
     case RemotePhase::kWanted:
     case RemotePhase::kAccepted:
-      if (monotonic_ns() < a.until) return back_to_waiting(a);
+      if (monotonic_ns() < a.until) return back_to_waiting(a, "the peer does not answer");
       return not_now(a, "the peer does not answer");
   }
 }
@@ -143,7 +144,7 @@ Reason make_pair(RemoteAttempt& a, bool* later) noexcept {
   const auto why = [](Errno e) -> Reason {
     if (e == ENOMEM) return "locked memory (memlock) is too low";
     if (e == EMFILE || e == ENFILE) return "no descriptor left";
-    if (e == EUSERS) return "too many streams on queue pairs";
+    if (e == EUSERS) return kNoRoom;
     if (e == ENODEV) return "the RDMA device was removed";
     return "the RDMA device refused";
   };
@@ -164,6 +165,12 @@ Reason make_pair(RemoteAttempt& a, bool* later) noexcept {
   a.pair = std::move(*pair);
   a.id = nullptr;
   return nullptr;
+}
+
+void no_room(RemoteAttempt& a) noexcept {
+  if (a.over) return;
+  give_up(a, kNoRoom);
+  wait_for_room(*a.stream, a.generation);
 }
 
 wire::Join own_join(const RemoteAttempt& a) noexcept {

@@ -54,7 +54,8 @@ struct RemoteAttempt final : Seeker, KeeperSource {
   bool caller = false;
   bool asked_known = false;  // caller: the keeper of before was asked, it does not hold this one
   uint32_t ring_size = 0;
-  uint64_t key = 0;  // names `id`, later the channel's, in events
+  uint32_t ring_most = UINT32_MAX;  // caller: the peer had no memory for more
+  uint64_t key = 0;                 // names `id`, later the channel's, in events
   rdma_cm_id* id = nullptr;
   uint64_t find_nonce = 0;
   uint64_t nonce = 0;        // the channel's
@@ -93,6 +94,9 @@ Reason make_pair(RemoteAttempt& a, bool* later) noexcept;
 wire::Join own_join(const RemoteAttempt& a) noexcept;
 /// With the peer's JOIN. False: it is not what was agreed on.
 bool check_join(const RemoteAttempt& a, const wire::Join& join) noexcept;
+/// One of the two ends has no queue pair left: the stream waits for one on TCP (heat.h).
+void no_room(RemoteAttempt& a) noexcept;
+inline constexpr char kNoRoom[] = "too many streams on queue pairs";
 /// pair becomes channel. False: no descriptor left.
 bool make_channel(RemoteAttempt& a, const wire::Join& theirs) noexcept;
 /// The channel goes under the stream.
@@ -109,7 +113,8 @@ void on_offer(RemoteAttempt& a, const wire::Offer& offer) noexcept;
 
 // --- remote_callee.cc ---
 void await_remote(RemoteAttempt& a) noexcept;
-void back_to_waiting(RemoteAttempt& a) noexcept;
+/// For another caller, or the same once more. `reason` is why the stream is not lifted until then.
+void back_to_waiting(RemoteAttempt& a, Reason reason) noexcept;
 /// Some line wants a channel: one of our streams, or nobody.
 void answer_want(Line& line, const wire::Want& want) noexcept;
 /// A queue pair comes: the event's id is ours.

@@ -125,7 +125,8 @@ void accept_join(RemoteAttempt& a, const wire::Join& theirs, const verbs::CmEven
     const auto verdict = at_limit() ? wire::Verdict::kLimit : wire::Verdict::kMemory;
     if (a.id != nullptr) reject_join(e, theirs.nonce, verdict);
     a.id = nullptr;
-    return later ? back_to_waiting(a) : not_now(a, reason);
+    if (reason == kNoRoom) return no_room(a);
+    return later ? back_to_waiting(a, reason) : not_now(a, reason);
   }
   const wire::Join ours = own_join(a);
   rdma_cm_id* const id = a.pair.id;
@@ -153,8 +154,10 @@ void await_remote(RemoteAttempt& a) noexcept {
   set_phase(a, RemotePhase::kListen, kListenNs);
 }
 
-void back_to_waiting(RemoteAttempt& a) noexcept {
+void back_to_waiting(RemoteAttempt& a, Reason reason) noexcept {
   drop_remote(a);
+  if (a.stream->owned_by(a.generation))
+    a.stream->not_lifted.store(reason, std::memory_order_relaxed);
   a.phase = RemotePhase::kListen;
   a.due = a.until;
 }
@@ -193,6 +196,8 @@ void answer_want(Line& line, const wire::Want& want) noexcept {
     set_phase(*a, RemotePhase::kWanted, kRemoteNs);
   }
   line.offer(offer);
+  // The two ends compare what they have: here the coldest may have to go.
+  if (offer.verdict == wire::Verdict::kLimit && a != nullptr) no_room(*a);
 }
 
 void answer_join(const verbs::CmEvent& e) noexcept {
@@ -226,7 +231,7 @@ void on_callee_event(RemoteAttempt& a, const verbs::CmEvent& e) noexcept {
     case Kind::kRejected:
     case Kind::kUnreachable:
     case Kind::kDisconnected:
-      return back_to_waiting(a);
+      return back_to_waiting(a, "the peer left");
     default:
       return;
   }

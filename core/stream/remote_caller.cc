@@ -67,7 +67,7 @@ void say_want(RemoteAttempt& a) noexcept {
     return give_up(a, "the peer's keeper is another user's");
   }
   if (!random_nonce(&a.nonce)) return not_now(a, "no random numbers");
-  a.ring_size = ring_bytes_now(h);
+  a.ring_size = std::min(ring_bytes_now(h), a.ring_most);
   set_phase(a, RemotePhase::kOffer, kRemoteNs);
   const auto line = a.line;  // an end of it takes the attempt's
   line->want(wire::Want{a.nonce, a.ring_size, a.tuple});
@@ -149,9 +149,11 @@ void on_refusal(RemoteAttempt& a, wire::Verdict verdict) noexcept {
     case wire::Verdict::kNotNow:
       return try_again(a, "the peer is not ready");
     case wire::Verdict::kLimit:
-      return not_now(a, "the peer has too many streams on queue pairs");
+      return no_room(a);
     case wire::Verdict::kMemory:
-      return not_now(a, "the peer has no memory for it");
+      a.ring_most = a.ring_size / 4;
+      return a.ring_most < wire::kMinRingSize ? not_now(a, "the peer has no memory for it")
+                                              : try_again(a, "the peer has no memory for it");
     default:
       return not_now(a, "the peer refused");
   }
@@ -166,6 +168,7 @@ void on_rejected_join(RemoteAttempt& a, const verbs::CmEvent& e) noexcept {
 void join(RemoteAttempt& a) noexcept {
   bool later = false;
   if (const Reason reason = make_pair(a, &later)) {
+    if (reason == kNoRoom) return no_room(a);
     return later ? try_again(a, reason) : not_now(a, reason);
   }
   uint8_t bytes[wire::kJoinSize];
@@ -241,7 +244,7 @@ void on_line_open(RemoteAttempt& a) noexcept {
 }
 
 void on_line_down(RemoteAttempt& a, Reason reason) noexcept {
-  if (!a.caller) return back_to_waiting(a);
+  if (!a.caller) return back_to_waiting(a, reason);
   // Before it was open: a key, a version, a firewall. They stay.
   if (a.phase == RemotePhase::kLine) return not_there(a, reason);
   try_again(a, reason);

@@ -130,6 +130,9 @@ class Fabric final : public transport::verbs::ConnectionManager {
     s_->listeners.erase(of(id)->from.port);
     --s_->alive;
   }
+  ibv_context* new_context() noexcept override { return nullptr; }
+  bool is_removed(ibv_context*) noexcept override { return false; }
+  void close_context(ibv_context*) noexcept override {}
   void after_fork_child() noexcept override { ++s_->after_fork; }
 
   static constexpr uint16_t kOwnPorts = 60'999;  // above: queue pairs, which there are none of

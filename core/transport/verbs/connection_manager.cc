@@ -70,6 +70,9 @@ class RealManager final : public ConnectionManager {
   Result<void> accept(rdma_cm_id* id, std::span<const uint8_t> data) noexcept override;
   void reject(rdma_cm_id* id, std::span<const uint8_t> data) noexcept override;
   void destroy(rdma_cm_id* id) noexcept override;
+  ibv_context* new_context() noexcept override;
+  bool is_removed(ibv_context* context) noexcept override;
+  void close_context(ibv_context* context) noexcept override;
   void after_fork_child() noexcept override {
     abandon_fd(channel_->fd);
     for (const Known& k : contexts_) {
@@ -95,6 +98,7 @@ class RealManager final : public ConnectionManager {
   struct Known {
     ibv_context* context;
     int fd;  // tells a new one at an old address
+    bool told;
   };
   std::vector<Known> contexts_;
   /// Ids that only ask, with the queue pair and queue that they need for it.
@@ -286,7 +290,33 @@ void RealManager::note_context(ibv_context* context) noexcept {
     if (high) (void)os::close(std::exchange(*field, high->release()));
   }
   (void)os::fcntl(context->async_fd, F_SETFL, O_NONBLOCK);
-  contexts_.push_back(Known{context, context->cmd_fd});
+  contexts_.push_back(Known{context, context->cmd_fd, false});
+}
+
+ibv_context* RealManager::new_context() noexcept {
+  for (Known& k : contexts_) {
+    if (!std::exchange(k.told, true)) return k.context;
+  }
+  return nullptr;
+}
+
+bool RealManager::is_removed(ibv_context* context) noexcept {
+  const InsideLibrary guard;
+  ibv_async_event event{};
+  while (library().ibv_get_async_event(context, &event) == 0) {
+    const bool removed = event.event_type == IBV_EVENT_DEVICE_FATAL;
+    library().ibv_ack_async_event(&event);
+    if (removed) return true;  // every further read says the same
+  }
+  return false;
+}
+
+void RealManager::close_context(ibv_context* context) noexcept {
+  // The library closes it when it sees a list of devices without it, and never looks at an empty
+  // one (sync_devices_list() in librdmacm/cma.c). Its close of -1 does no harm.
+  abandon_fd(context->async_fd);
+  abandon_fd(context->cmd_fd);
+  std::erase_if(contexts_, [=](const Known& k) { return k.context == context; });
 }
 
 bool RealManager::next(CmEvent* event) noexcept {

@@ -82,7 +82,14 @@ class ConnectionManager {
   /// Rejects and destroys.
   virtual void reject(rdma_cm_id* id, std::span<const uint8_t> data) noexcept = 0;
   virtual void destroy(rdma_cm_id* id) noexcept = 0;
-  /// In a forked child: closes the descriptor, destroys nothing.
+  /// A device that the library opened since the last call, or null. It stays open for the life of
+  /// the process; its async_fd (high, non-blocking) tells of its removal, which the kernel may make
+  /// wait for close_context().
+  virtual ibv_context* new_context() noexcept = 0;
+  /// Reads events of a device that nobody else reads. True: it is removed.
+  virtual bool is_removed(ibv_context* context) noexcept = 0;
+  virtual void close_context(ibv_context* context) noexcept = 0;
+  /// In a forked child: closes the descriptors, destroys nothing.
   virtual void after_fork_child() noexcept = 0;
 
   /// The real one; RdmaLibrary::load() was called. No lock of ours is held: it opens providers and
