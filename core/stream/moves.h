@@ -71,6 +71,8 @@ void attend(Stream& s) noexcept;
 /// RST (tcp_close()), but the bytes were in the ring, so it sent FIN: says what TCP would have
 /// said.
 void judge_unread(Stream& s) noexcept;
+/// Receiver, after the peer has gone: nothing of what it published in the channel is missing.
+bool all_received_locked(Stream& s) noexcept RSOCK_REQUIRES(s.rx.mutex);
 /// Why a stream whose channel failed has to be reset.
 Reason failure_of(Stream& s) noexcept;
 /// The peer broke the protocol, or went with bytes of ours that nobody counted: both directions fail with ECONNRESET, and the kernel's stream is

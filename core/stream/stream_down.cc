@@ -37,8 +37,7 @@ void leave_ring_locked(Stream& s, TurnKind turn) noexcept {
   // Frozen: the sender owes us on TCP what we have not read. Ended: FIN follows.
   // Open, of a peer that left without a word about its end: what came may not be all. Where the words were in memory
   // that we still have, it is.
-  const bool unknown =
-      turn == TurnKind::kOpen && !s.channel->decides_alone() && s.channel->rx_start().has_value();
+  const bool unknown = turn == TurnKind::kOpen && !s.channel->decides_alone();
   if (turn == TurnKind::kFrozen || unknown) s.rx.await_replay.store(true, std::memory_order_release);
   if (turn == TurnKind::kEnded) s.rx.fin_seen.store(true, std::memory_order_relaxed);
   finish_rx_locked(s);
@@ -223,10 +222,15 @@ void set_down(Stream& s, Reason reason) noexcept {
 /// The peer let go of the channel without saying `replayed`, but there was nothing to replay, or it
 /// is here.
 static bool nothing_owed_locked(Stream& s) noexcept RSOCK_REQUIRES(s.rx.mutex) {
-  if (!s.peer_gone.load(std::memory_order_acquire)) return false;
+  return s.peer_gone.load(std::memory_order_acquire) && all_received_locked(s);
+}
+
+bool all_received_locked(Stream& s) noexcept {
+  if (s.channel->rx_replayed()) return true;
   const auto start = s.channel->rx_start();
-  return !start ||
-         s.rx.offset.load(std::memory_order_relaxed) >= *start + s.channel->rx_published();
+  // Where the words are in memory the peer can't have switched without our seeing it. A line loses the last ones.
+  if (!start) return s.channel->decides_alone();
+  return s.rx.offset.load(std::memory_order_relaxed) >= *start + s.channel->rx_published();
 }
 
 void maybe_detach(Stream& s) noexcept {

@@ -54,7 +54,7 @@ Device::Device(ibv_context* context) noexcept : context_(context), owner_(os::ge
 bool Device::is_ours() const noexcept { return os::getpid() == owner_; }
 
 Result<std::shared_ptr<Device>> Device::open(ibv_context* context, uint32_t max_streams) noexcept {
-  std::erase_if(devices(), [](const std::shared_ptr<Device>& d) { return d->removed() && d.use_count() == 1; });
+  (void)drop_removed();
   for (const auto& d : devices()) {
     if (d->context_ == context && !d->removed()) return d;
   }
@@ -124,6 +124,17 @@ Device::~Device() {
     (void)lib.ibv_destroy_comp_channel(events_);
   }
   if (pd_ != nullptr) (void)lib.ibv_dealloc_pd(pd_);
+  if (removed()) {
+    // The kernel waits for us with the removal. librdmacm keeps the context open until it sees a list of devices without
+    // it, and never looks at an empty one (sync_devices_list() in librdmacm/cma.c); closing -1 later does no harm.
+    abandon_fd(context_->async_fd);
+    abandon_fd(context_->cmd_fd);
+  }
+}
+
+bool Device::drop_removed() noexcept {
+  std::erase_if(devices(), [](const std::shared_ptr<Device>& d) { return d->removed() && d.use_count() == 1; });
+  return std::any_of(devices().begin(), devices().end(), [](const auto& d) { return d->removed(); });
 }
 
 bool Device::post_receive_locked(uint64_t slot) noexcept {

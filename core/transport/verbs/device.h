@@ -73,6 +73,9 @@ class Device : public std::enable_shared_from_this<Device> {
   /// Keeper only: destroys what was retired, with its connection manager id; keeps memory for the same partner for 5 s.
   /// True: call again in a second.
   bool bury() noexcept;
+  /// Keeper only: closes devices that were removed and that no channel holds any more; the kernel waits for that. True:
+  /// there are some left.
+  static bool drop_removed() noexcept;
 
   // --- completions ---
   /// Takes what is in the queue and tells the channels. Does nothing if another thread is at it. True: found any.

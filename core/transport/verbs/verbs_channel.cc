@@ -8,6 +8,7 @@
 
 #include "core/base/inside.h"
 #include "core/os/os.h"
+#include "core/transport/verbs/rdma_library.h"
 
 namespace rsock::transport::verbs {
 namespace {
@@ -85,6 +86,12 @@ std::shared_ptr<VerbsChannel> make_verbs_channel(std::shared_ptr<Device> device,
 }
 
 void VerbsChannel::connected() noexcept {
+  // The connection manager leaves 0 there, which is the longest wait of all, 655 ms (cm_init_qp_rtr_attr() in
+  // drivers/infiniband/core/cm.c; the table in ibv_modify_qp(3)).
+  constexpr uint8_t kRetryAfter320us = 10;
+  ibv_qp_attr attributes{};
+  attributes.min_rnr_timer = kRetryAfter320us;
+  (void)RdmaLibrary::get()->ibv_modify_qp(pair_.qp, &attributes, IBV_QP_MIN_RNR_TIMER);
   {
     MutexLock lock(post_mutex_);
     connected_ = true;
