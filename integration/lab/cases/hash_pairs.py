@@ -9,7 +9,7 @@ group = trial.Group(trial.LabKind(guests=False))
 run_case = trial.script("run_case")
 SHAPES = ("one_way", "server_first", "both", "exchange", "half_close")
 IOS = ("blocking", "poll", "select", "epoll_lt", "epoll_et")
-PAUSE_MS = 400  # in the middle of each direction: long enough for a lift between emulated hosts
+PAUSE_MS = 1000  # in the middle of each direction: long enough for a lift between emulated hosts
 
 
 def moved(program, verb):
