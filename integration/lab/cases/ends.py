@@ -12,7 +12,8 @@ import trial
 
 group = trial.Group(trial.TWO_HOSTS)
 SIZE = 65536
-WARM = 20 * SIZE  # so much has been received before anything happens: the flow is lifted by then
+WARM = 20 * SIZE  # so much has been received before anything happens, and a part of it over RDMA
+LIFT = 20  # seconds that a lift may take here
 SOON = 15  # seconds in which an end must be heard of; on TCP it is at once
 
 
@@ -37,13 +38,21 @@ class Flow:
 
     def moved(self, role):
         program = self.sender if role == "send" else self.receiver
-        return int(program.host.check(f"od -An -t u8 {self.files[role]}"))
+        return int(program.host.run(f"od -An -t u8 {self.files[role]}").out or 0)
 
-    def warm(self, size=WARM, seconds=40):
-        """Waits until so many bytes have arrived."""
-        warm = trial.wait_until(lambda: self.moved("receive") >= size or self.receiver.process.rc is not None, seconds)
-        self.t.expect(f"{size} bytes arrive within {seconds} s", warm and self.receiver.process.rc is None,
+    def arrives(self, size, seconds=40):
+        """Waits until so many bytes have been received."""
+        there = trial.wait_until(lambda: self.moved("receive") >= size or self.receiver.process.rc is not None, seconds)
+        self.t.expect(f"{size} bytes arrive within {seconds} s", there and self.receiver.process.rc is None,
                       self.moved("receive"))
+
+    def warm(self):
+        """Waits until the flow is lifted, and moves."""
+        both = (self.sender, self.receiver)
+        if self.t.rdma:
+            lifted = trial.wait_until(lambda: all(p.lifts_so_far() for p in both), LIFT)
+            self.t.expect(f"both ends are on RDMA within {LIFT} s", lifted, [p.log()[-300:] for p in both])
+        self.arrives(self.moved("receive") + WARM)
 
     def end(self, role, limit=SOON):
         """(bytes, how it ended) as the program says."""
@@ -56,13 +65,21 @@ class Flow:
             return 0, ""
         return int(words.group(1)), words.group(2)
 
-    def whole(self, total, limit=90):
-        """Both ends are orderly and have all bytes."""
+    def ask_to_hold(self):
+        """The sender stops sending and waits; the receiver gets everything."""
+        self.sender.process.kill(signal.SIGUSR1)
+        self.t.expect("the sender waits", self.sender.process.wait_output("holding", 20), self.sender.out)
+        self.arrives(self.moved("send"))
+
+    def finish(self, limit=60):
+        """The sender is asked to end, and both ends are orderly and have the same bytes. Returns their number."""
+        self.sender.process.kill(signal.SIGUSR1)
         sent, received = self.end("send", limit), self.end("receive", SOON)
-        self.t.expect("all sent", sent == (total, "ok"), sent)
-        self.t.expect("all received, then EOF", received == (total, "eof"), received)
-        self.t.expect_bytes(self.sender, sent=total)
-        self.t.expect_bytes(self.receiver, received=total)
+        self.t.expect("all sent", sent[1] == "ok", sent)
+        self.t.expect("all received, then EOF", received == (sent[0], "eof"), (sent, received))
+        self.t.expect_bytes(self.sender, sent=sent[0])
+        self.t.expect_bytes(self.receiver, received=sent[0])
+        return sent[0]
 
 
 def sender_is_gone(t, flow, limit=SOON):
@@ -103,20 +120,20 @@ def _(t, sends):
 
 @both_ways("sender_killed_waiting")
 def _(t, sends):
-    flow = Flow(t, sends, send=f"size={SIZE} pause=30 total={2 * WARM} hold=1")
-    flow.sender.process.wait_output("holding", 60)
-    flow.warm(2 * WARM)
+    flow = Flow(t, sends, send=f"size={SIZE} pause=30 hold=1")
+    flow.warm()
+    flow.ask_to_hold()
     flow.sender.process.kill(9)
     sender_is_gone(t, flow)
-    t.expect("nothing is missing", flow.moved("receive") == 2 * WARM, flow.moved("receive"))
+    t.expect("nothing is missing", flow.moved("receive") == flow.moved("send"), flow.moved("receive"))
     t.expect_lifted(flow.receiver)
 
 
 @both_ways("receiver_killed_waiting")
 def _(t, sends):
-    flow = Flow(t, sends, send=f"size={SIZE} pause=30 total={2 * WARM} hold=1")
-    flow.sender.process.wait_output("holding", 60)
-    flow.warm(2 * WARM)
+    flow = Flow(t, sends, send=f"size={SIZE} pause=30 hold=1")
+    flow.warm()
+    flow.ask_to_hold()
     flow.receiver.process.kill(9)
     _, end = flow.end("send")
     t.expect("EOF or ECONNRESET", end in ("eof", "ECONNRESET"), end)
@@ -160,8 +177,9 @@ def receiver_killed_while_full(t):
 @group.case()
 def exit_without_close(t):
     """A sender that ends right after its last send has sent everything."""
-    flow = Flow(t, send=f"size={SIZE} total={2 * WARM} pause=10", strict=True)
-    flow.whole(2 * WARM)
+    flow = Flow(t, send=f"size={SIZE} pause=10")
+    flow.warm()
+    flow.finish()
     t.expect_lifted(flow.sender, flow.receiver)
 
 
@@ -172,12 +190,14 @@ def power_off(t):
     flows = {}
     for i, listens in enumerate(("server", "client")):
         flows[f"limit.{listens}"] = Flow(t, "client", listens, send=warm + " user_timeout=5000", port=t.port + 3 * i)
-        flows[f"alive.{listens}"] = Flow(t, "server", listens, send=f"{warm} total={WARM} hold=1",
+        flows[f"alive.{listens}"] = Flow(t, "server", listens, send=warm + " hold=1",
                                          receive="keepalive=1", port=t.port + 3 * i + 1)
     flows["patient"] = Flow(t, "client", send=warm, port=t.port + 6)
-    flows["waiting"] = Flow(t, "server", send=f"{warm} total={WARM} hold=1", port=t.port + 7)
+    flows["waiting"] = Flow(t, "server", send=warm + " hold=1", port=t.port + 7)
     for flow in flows.values():
-        flow.warm(WARM, 60)
+        flow.warm()
+    for name in ("alive.server", "alive.client", "waiting"):
+        flows[name].ask_to_hold()
     t.server.power_off()
     time.sleep(8)
     for name, role in (("limit.server", "send"), ("limit.client", "send"), ("alive.server", "receive"),

@@ -71,14 +71,15 @@ def busy(t, words="conns=2 seconds=25 size=8192 pause=50", **options):
     """A server and a client that go on while strangers come."""
     server = serve(t, "threads", **options)
     client = ask(t, words, **options)
-    time.sleep(4)
+    lifted = trial.wait_until(lambda: not t.rdma or client.lifts_so_far() >= 2, 12)
+    t.expect("its streams are lifted within 12 s", lifted, client.log()[-500:])
     return server, client
 
 
 def unharmed(t, server, client):
     total, sessions, broken = ended(t, client)
     t.expect("no connection broke", broken == 0, broken)
-    second = ask(t, "conns=2 rounds=40 pause=30")
+    second = ask(t, "conns=2 seconds=6 pause=30")
     ended(t, second)
     t.expect("the server ends with 0", t.stop(server) == 0, server.process.rc)
     t.expect_lifted(client, second, streams=2)
@@ -197,7 +198,7 @@ def keys(t, server_key, client_key, lifted):
         options.append({"RSOCK_KEY_FILE": "/run/key"} if key else {})
     strict = dict(strict=lifted, path=None if lifted else "auto")
     server = serve(t, "threads", env=options[0], **strict)
-    client = ask(t, "conns=2 rounds=60 pause=40", env=options[1], **strict)
+    client = ask(t, "conns=2 seconds=7 pause=30", env=options[1], **strict)
     ended(t, client)
     t.expect("the server ends with 0", t.stop(server) == 0, server.process.rc)
     if lifted:

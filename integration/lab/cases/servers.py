@@ -24,7 +24,7 @@ def ask(t, words, **options):
     return t.start(t.client, f"{t.tool('echo_client')} address={t.server.address} port={t.port} {words}", **options)
 
 
-def echo(t, shape, conns=8, words="rounds=40 size=16384 pause=20"):
+def echo(t, shape, conns=8, words="seconds=8 size=16384 pause=30"):
     server, client = serve(t, shape), ask(t, f"conns={conns} {words}")
     total, sessions, broken = ended(t, client)
     t.expect(f"{conns} sessions, none broken", (sessions, broken) == (conns, 0), (sessions, broken))
@@ -63,9 +63,10 @@ def reuseport_workers(t):
 def reuseport_two_clients(t):
     """Two client processes: each must find the right worker of four."""
     server = serve(t, "reuseport")
-    clients = [ask(t, "conns=6 rounds=40 pause=20") for _ in range(2)]
+    clients = [ask(t, "conns=6 seconds=10 pause=30") for _ in range(2)]
     for client in clients:
-        ended(t, client)
+        _, sessions, broken = ended(t, client)
+        t.expect("6 sessions, none broken", (sessions, broken) == (6, 0), (sessions, broken))
     t.stop(server)
     t.expect_lifted(*clients, streams=6)
     t.expect_lifted(server, streams=12)
@@ -75,7 +76,7 @@ def reuseport_two_clients(t):
 def connections_200(t):
     # No strict mode: one processor makes 200 queue pairs in its own time.
     server = serve(t, "threads", strict=False)
-    client = ask(t, "conns=200 rounds=24 size=4096 pause=400", strict=False)
+    client = ask(t, "conns=200 seconds=20 size=4096 pause=400", strict=False)
     total, sessions, broken = ended(t, client, 150)
     t.expect("200 sessions, none broken", (sessions, broken) == (200, 0), (sessions, broken))
     t.expect("the server ends with 0", t.stop(server) == 0, server.process.rc)
@@ -99,11 +100,12 @@ def short_connections(t):
 @group.case()
 def server_restarts(t):
     """The client reconnects until its time is over; both servers lift what it sends."""
-    first = serve(t, "threads")
-    client = ask(t, "conns=4 seconds=12 size=16384 pause=20")
-    trial.wait_until(lambda: client.process.rc is not None, 4)
+    first = serve(t, "threads", strict=False)
+    client = ask(t, "conns=4 seconds=24 size=16384 pause=30", strict=False)
+    lifted = trial.wait_until(lambda: not t.rdma or client.lifts_so_far() >= 4, 12)
+    t.expect("four streams are lifted within 12 s", lifted, client.log()[-500:])
     t.expect("the first server ends with 0", t.stop(first) == 0, first.process.rc)
-    second = serve(t, "threads")
+    second = serve(t, "threads", strict=False)
     total, sessions, broken = ended(t, client)
     t.stop(second)
     t.expect("each connection broke once and came back", (sessions, broken) == (8, 4), (sessions, broken))
@@ -113,11 +115,12 @@ def server_restarts(t):
 
 @group.case()
 def server_killed_and_restarted(t):
-    first = serve(t, "threads")
-    client = ask(t, "conns=4 seconds=12 size=16384 pause=20")
-    trial.wait_until(lambda: client.process.rc is not None, 4)
+    first = serve(t, "threads", strict=False)
+    client = ask(t, "conns=4 seconds=24 size=16384 pause=30", strict=False)
+    lifted = trial.wait_until(lambda: not t.rdma or client.lifts_so_far() >= 4, 12)
+    t.expect("four streams are lifted within 12 s", lifted, client.log()[-500:])
     t.stop(first, 9)
-    second = serve(t, "threads")
+    second = serve(t, "threads", strict=False)
     total, sessions, broken = ended(t, client)
     t.stop(second)
     t.expect("each connection broke once and came back", (sessions, broken) == (8, 4), (sessions, broken))

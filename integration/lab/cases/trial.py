@@ -115,6 +115,10 @@ class Program:
     def log(self):
         return self.log_file.read_text(errors="replace") if self.log_file.exists() else ""
 
+    def lifts_so_far(self):
+        """While it runs; the summary comes at its end."""
+        return self.log().count(": on RDMA")
+
     def describe(self):
         parts = [f"--- {self.name} on {self.host.name}{'' if self.shim else ' (plain)'}: {self.command}",
                  f"status {self.process.rc}"]

@@ -3,8 +3,8 @@
  *   flow send|receive listen|connect address=A port=N [total=BYTES] [size=BYTES] [pause=MS] [hold=1]
  *        [progress=FILE] [user_timeout=MS] [keepalive=1]
  *
- * `send` sends messages of `size` bytes with `pause` between them until `total`, then (hold=1) waits for the other end,
- * else shuts. `receive` reads and checks. Ends with `sent N: END` or `received N: END`, END being ok, eof or an errno.
+ * `send` sends messages of `size` bytes with `pause` between them until `total` or SIGUSR1, then (hold=1) waits for the
+ * other end, else shuts. `receive` reads and checks. Ends with `sent N: END` or `received N: END`, END being ok, eof or an errno.
  * `progress` is a file of eight bytes that always holds N, also after a SIGKILL. keepalive=1 finds a dead peer in
  * some 5 s.
  */
@@ -14,6 +14,7 @@
 #include "lab_net.h"
 
 static uint64_t nowhere;
+static volatile sig_atomic_t enough;
 static volatile uint64_t* progress = &nowhere;
 
 static void keep_progress(const char* path) {
@@ -23,6 +24,11 @@ static void keep_progress(const char* path) {
   if (at == MAP_FAILED) give_up("mmap", -1);
   progress = at;
   close(fd);
+}
+
+static void on_enough(int number) {
+  (void)number;
+  enough = 1;
 }
 
 static const char* end_of(ssize_t n) { return n < 0 ? strerrorname_np(errno) : "eof"; }
@@ -36,7 +42,7 @@ static const char* wait_for_end(int fd) {
 static void send_flow(int fd, uint64_t total, size_t size, long pause_between, bool hold) {
   uint8_t* buffer = malloc(size);
   const char* end = "ok";
-  while (*progress < total && strcmp(end, "ok") == 0) {
+  while (*progress < total && !enough && strcmp(end, "ok") == 0) {
     size_t left = total - *progress < size ? (size_t)(total - *progress) : size;
     fill_known(buffer, left, *progress);
     for (size_t done = 0; done < left;) {
@@ -84,6 +90,7 @@ int main(int argc, char** argv) {
   long pause_between = number_of(argc, argv, "pause", 0), limit = number_of(argc, argv, "user_timeout", 0);
   if (argc < 5 || address == NULL || port == 0) give_up("usage", 0);
   if (file != NULL) keep_progress(file);
+  sigaction(SIGUSR1, &(struct sigaction){.sa_handler = on_enough, .sa_flags = SA_RESTART}, NULL);
   if (strcmp(argv[2], "listen") == 0) {
     int listener = listen_at(address, port, false);
     announce("listening");
