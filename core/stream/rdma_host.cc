@@ -55,8 +55,17 @@ RdmaHost* rdma_host(Reason* why) noexcept {
 
 // --- is there a device? ------------------------------------------------------------------------
 
+static void watch_manager(RdmaHost& h) noexcept {
+  if (std::exchange(h.manager_watched, true)) return;
+  (void)keeper_watch(h.manager->event_fd(), EPOLLIN,
+                     tagged(static_cast<KeeperSource*>(&h), KeeperTag::kSource));
+}
+
 Rdma rdma_there(Reason* why) noexcept {
-  if (g_look.there) return Rdma::kThere;
+  if (g_look.there) {
+    watch_manager(*g_host);
+    return Rdma::kThere;
+  }
   if (g_look.wanted) return Rdma::kAsking;
   if (g_look.at != 0 && monotonic_ns() - g_look.at < kLookAgainNs) {
     *why = g_look.why;
@@ -105,8 +114,6 @@ void end_look_for_rdma() noexcept {
   RdmaHost* const h = g_host;
   if (auto* manager = std::exchange(l.found_manager, nullptr)) {
     h->manager.reset(manager);
-    (void)keeper_watch(manager->event_fd(), EPOLLIN,
-                       tagged(static_cast<KeeperSource*>(h), KeeperTag::kSource));
   }
   if (h == nullptr) return;
   for (size_t i = 0; i < h->attempts.size(); ++i) {
@@ -257,10 +264,10 @@ static void on_rider_event(const Rider& r, const verbs::CmEvent& e) noexcept {
     rdma_gone();
     r.device->on_removal();
   }
+  // A disconnection says nothing: a peer that let go or lost its device tells by the line, one that died ends the line.
   const auto channel = r.channel.lock();
-  if (!channel || (e.kind != Kind::kDeviceRemoved && e.kind != Kind::kDisconnected)) return;
-  channel->fail_path(e.kind == Kind::kDisconnected ? "the peer left the queue pair"
-                                                   : "the RDMA device was removed");
+  if (!channel || e.kind != Kind::kDeviceRemoved) return;
+  channel->fail_path("the RDMA device was removed");
   look_at(*r.stream, r.generation, r.nonce, *channel);
 }
 

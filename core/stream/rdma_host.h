@@ -66,7 +66,8 @@ struct RdmaHost final : LineOwner, KeeperSource {
   RdmaPorts ports;
   Reach reach;
   std::unique_ptr<verbs::ConnectionManager> manager;  // null until there was a device
-  rdma_cm_id* listener = nullptr;                     // JOIN comes here
+  bool manager_watched = false;
+  rdma_cm_id* listener = nullptr;  // JOIN comes here
   uint64_t listener_key = 0;
   uint16_t listener_port = 0;
   std::vector<std::unique_ptr<RemoteAttempt>> attempts;
@@ -84,7 +85,7 @@ enum class Rdma : uint8_t { kThere, kAsking, kNone };
 Rdma rdma_there(Reason* why) noexcept;
 /// A device went: the next stream asks anew.
 void rdma_gone() noexcept;
-/// For tests: this fabric, and no library.
+/// For tests, before the keeper runs: this fabric, and no library.
 void set_fabric(std::unique_ptr<verbs::ConnectionManager> fake) noexcept;
 /// Our listener for queue pairs. False: the connection manager has none for us.
 bool listen_for_joins(RdmaHost& h) noexcept;

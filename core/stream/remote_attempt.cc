@@ -18,7 +18,6 @@ namespace {
 // A question over the network takes some tens of microseconds: no sooner than that makes sense.
 constexpr uint64_t kFirstRetryNs = kMs;
 constexpr uint64_t kLastRetryNs = 2'000 * kMs;
-constexpr uint32_t kMaxRetries = 25;  // about 8 s in all
 constexpr size_t kMaxAttempts = 256;  // each may hold descriptors
 
 void no_rdma(RemoteAttempt& a, Reason why) noexcept {
@@ -73,7 +72,7 @@ void set_phase(RemoteAttempt& a, RemotePhase phase, uint64_t wait_ns) noexcept {
 
 void try_again(RemoteAttempt& a, Reason reason) noexcept {
   drop_remote(a);
-  if (++a.tries > kMaxRetries) return not_now(a, reason);
+  if (++a.tries > kMostRemoteTries) return not_now(a, reason);
   set_phase(a, RemotePhase::kRetry,
             std::min(kLastRetryNs, kFirstRetryNs << std::min(a.tries / 2, 20u)));
 }
