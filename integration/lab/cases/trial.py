@@ -82,7 +82,7 @@ class Program:
             trial, host, command, name, shim, process
         self.summary_file = pathlib.Path(host.results, name + ".json")
         self.log_file = pathlib.Path(host.results, name + ".log")
-        self.broken = ""
+        self.folder, self.broken = host.results, ""
 
     @property
     def out(self):
@@ -92,8 +92,14 @@ class Program:
     def err(self):
         return self.process.errors()
 
+    def fetch(self):
+        """What another user has written comes from where that user may write."""
+        if self.folder != self.host.results:
+            self.host.run(f"cp {self.folder}/{self.name}.* {self.host.results}/")
+
     def summary(self):
         try:
+            self.fetch()
             return pairs.read_summary(self.summary_file)
         except (ValueError, OSError) as why:
             self.broken = str(why)
@@ -113,6 +119,7 @@ class Program:
         return sum(line["set_down"] for line in self.summary())
 
     def log(self):
+        self.fetch()
         return self.log_file.read_text(errors="replace") if self.log_file.exists() else ""
 
     def lifts_so_far(self):
@@ -157,15 +164,17 @@ class Trial:
         """`path` overrides what the run is about (auto in cases about falling back). listens: a port, or True: ours."""
         name = f"{self._number}-{len(self.programs)}-{pathlib.Path(command.split()[0]).name}"
         words = dict(env or {})
+        folder = "/dev/shm" if "user" in options else host.results
         if shim:
-            words |= {"LD_PRELOAD": self.options.library, "RSOCK_SUMMARY": f"{host.results}/{name}.json",
-                      "RSOCK_LOG": self.options.log, "RSOCK_LOG_FILE": f"{host.results}/{name}.log",
+            words |= {"LD_PRELOAD": self.options.library, "RSOCK_SUMMARY": f"{folder}/{name}.json",
+                      "RSOCK_LOG": self.options.log, "RSOCK_LOG_FILE": f"{folder}/{name}.log",
                       "RSOCK_PATH": path if path and self.rdma else self.options.path} | words
             if strict:
                 words["RSOCK_STRICT"] = "1"
         # Neither the shell nor env is preloaded, and the pid is the program's own.
         line = " ".join(["exec env", *(shlex.quote(f"{k}={v}") for k, v in words.items()), command])
         program = Program(self, host, command, name, shim, host.start(line, **options))
+        program.folder = folder
         self.programs.append(program)
         if listens:
             self.wait_listening(program, self.port if listens is True else listens)
