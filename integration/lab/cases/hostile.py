@@ -7,6 +7,7 @@ Messages are built here from the tables of core/wire/PROTOCOL.md, not by the lib
 import os
 import socket
 import struct
+import sys
 import time
 
 import trial
@@ -54,20 +55,17 @@ def call(t, port, data, count=1):
     return [(line.split() + ["", "", ""])[:3] for line in client.out.splitlines()]
 
 
-def talk(t, port, *messages):
-    """Sends to a line's port and listens for 3 s: what came back, and whether the other end closed."""
-    program = ("import socket,sys; s=socket.create_connection((sys.argv[1],int(sys.argv[2])),5); s.settimeout(3); got=b''\n"
-               "try:\n  s.sendall(bytes.fromhex(sys.argv[3]))\n  while True:\n    d=s.recv(4096); got+=d\n"
-               "    if not d: print('closed',got.hex()); break\n"
-               "except ConnectionError: print('closed',got.hex())\nexcept TimeoutError: print('open',got.hex())")
-    words = "".join(m.hex() for m in messages)
-    result = t.client.run(f"python3 -c \"{program}\" {t.server.address} {port} '{words}'", 40)
-    seen = (result.out.split() + ["", ""])[:2]
-    t.expect("the line's port can be talked to", seen[0], result)
-    return seen[0], bytes.fromhex(seen[1])
+def talk(t, port, *lines):
+    """On a connection for each: [("open" or "closed", what came back)]."""
+    talker = trial.INTEGRATION / "lab/programs/line_talk.py"
+    words = " ".join(b"".join(messages).hex() for messages in lines)
+    result = t.client.run(f"{sys.executable} {talker} {t.server.address} {port} {words}", 90)
+    t.expect("the line's port can be talked to", result.rc == 0, result.err[-300:])
+    answers = [(line.split() + [""])[:2] for line in result.out.splitlines()]
+    return [(state, bytes.fromhex(data)) for state, data in answers]
 
 
-def busy(t, words="conns=2 seconds=25 size=8192 pause=50", **options):
+def busy(t, words="conns=2 seconds=40 size=8192 pause=50", **options):
     """A server and a client that go on while strangers come."""
     server = serve(t, "threads", **options)
     client = ask(t, words, **options)
@@ -127,41 +125,42 @@ def stream_of(t, client):
     return (t.client.address, int(local.rsplit(":", 1)[1])), (t.server.address, t.port)
 
 
-def line_port(t, client):
-    """Asked for as a caller does. FIND may be replayed: it changes nothing."""
+def line_port(t, server, client):
+    """Where the server's keeper takes lines: its other listening port. A stream that is lifted is looked for meanwhile."""
     answers = call(t, t.port, find(*stream_of(t, client)), 5)
-    t.expect("five answers", len(answers) == 5 and len({a[2] for a in answers}) == 1, answers)
-    found = bytes.fromhex(answers[0][2])
-    verdict, port = struct.unpack_from("<H", found, 6)[0], struct.unpack_from("<H", found, 24)[0]
-    t.expect("FOUND names the line's port", verdict == OK and port != 0, answers[0])
-    return port
+    verdicts = [struct.unpack_from("<H", bytes.fromhex(a[2]), 6)[0] for a in answers if len(a[2]) >= 16]
+    t.expect("five answers, and none says that the stream is free", len(verdicts) == 5 and OK not in verdicts, answers)
+    listening = t.server.check("ss -ltnHp").splitlines()
+    ports = {int(line.split()[3].rsplit(":", 1)[1]) for line in listening if f"pid={server.process.pid}," in line}
+    ports -= {t.port}
+    t.expect("the keeper listens for lines", len(ports) == 1, listening)
+    return ports.pop() if ports else 0
 
 
 @group.case()
 def garbage_on_the_line(t):
     server, client = busy(t)
-    if t.rdma:
-        port = line_port(t, client)
+    port = line_port(t, server, client) if t.rdma else 0
+    if port:
         caller, callee = stream_of(t, client)
         hello = greeting() + proof()
-        for name, messages in {
-                "random": [os.urandom(512)], "an unknown type": [hello, line(99, b"\0" * 8)],
-                "a wrong length": [hello, struct.pack("<4sHH", b"RKLN", 9, 3) + b"x"],
-                "huge length": [hello, struct.pack("<4sHH", b"RKLN", 65535, 3)],
-                "a word before the greeting": [line(5, b"\0" * 24)], "another version": [greeting(low=7, high=9)],
-                "two greetings": [greeting(), greeting()], "a key that the other has not": [greeting(keyed=1), proof()],
-                "a wrong proof": [greeting(), proof(b"\1" * 32)]}.items():
-            state, _ = talk(t, port, *messages)
-            t.expect(f"{name}: closed", state == "closed", state)
-        state, answer = talk(t, port, hello, line(5, struct.pack("<QHHHHQ", 4242, 3, 0, 0, 0, 5)))
-        t.expect("a word of an unknown channel is dropped", state == "open", (state, answer))
-        state, answer = talk(t, port, hello, want((t.client.address, 1111), callee))
-        t.expect("WANT of an unknown stream: refused, not granted", offer_verdict(answer) not in (OK, None),
-                 (state, answer))
-        state, answer = talk(t, port, hello, want(caller, callee))
-        t.expect("WANT of a stream that is lifted: refused", offer_verdict(answer) not in (OK, None), (state, answer))
-        state, answer = talk(t, port, hello, *[want(caller, callee, nonce=n) for n in range(100, 150)])
-        t.expect("and fifty times more", state in ("open", "closed"), state)
+        wrong = {"random": [os.urandom(512)], "an unknown type": [hello, line(99, b"\0" * 8)],
+                 "a wrong length": [hello, struct.pack("<4sHH", b"RKLN", 9, 3) + b"x"],
+                 "a huge length": [hello, struct.pack("<4sHH", b"RKLN", 65535, 3)],
+                 "a word before the greeting": [line(5, b"\0" * 24)], "another version": [greeting(low=7, high=9)],
+                 "two greetings": [greeting(), greeting()], "a key that the other has not": [greeting(keyed=1), proof()],
+                 "a wrong proof": [greeting(), proof(b"\1" * 32)], "a WANT with a wrong ring": [hello, want(
+                     caller, callee, ring=12345)]}
+        for name, (state, answer) in zip(wrong, talk(t, port, *wrong.values())):
+            t.expect(f"{name}: closed", state == "closed", (state, answer.hex()))
+        dropped, unknown, doubled, often = talk(
+            t, port, [hello, line(5, struct.pack("<QHHHHQ", 4242, 3, 0, 0, 0, 5))],
+            [hello, want((t.client.address, 1111), callee)], [hello, want(caller, callee)],
+            [hello] + [want(caller, callee, nonce=n) for n in range(100, 150)])
+        t.expect("a word of an unknown channel is dropped", dropped[0] == "open", dropped)
+        for name, answer in (("an unknown stream", unknown), ("a stream that is lifted", doubled),
+                             ("the same fifty times", often)):
+            t.expect(f"WANT of {name}: refused", offer_verdict(answer[1]) not in (OK, None), answer)
     unharmed(t, server, client)
     if t.rdma:
         refusals(t, server, 5)
@@ -180,9 +179,9 @@ def offer_verdict(answer):
 @group.case()
 def silent_on_the_line(t):
     """Lines that say nothing, many of them: nobody waits for them."""
-    server, client = busy(t, "conns=2 seconds=20 size=8192 pause=50")
-    if t.rdma:
-        port = line_port(t, client)
+    server, client = busy(t, "conns=2 seconds=30 size=8192 pause=50")
+    port = line_port(t, server, client) if t.rdma else 0
+    if port:
         holder = ("import socket,time; s=[socket.create_connection((%r,%d),5) for _ in range(100)]; time.sleep(8)"
                   % (t.server.address, port))
         t.expect("a hundred lines", t.client.run(f"python3 -c \"{holder}\"", 60).rc in (0, 1))
