@@ -1,14 +1,18 @@
 """Servers of all shapes, many connections at once, a server that goes and comes back."""
 
 import re
+import signal
+import time
 
 import trial
 
 group = trial.Group(trial.LabKind(guests=False))
 
 
-def ended(t, client, timeout=90):
-    """{bytes, sessions, broken} of an echo client, which checks its bytes itself."""
+def ended(t, client, timeout=90, enough=False):
+    """(bytes, sessions, broken) of an echo client, which checks its bytes itself. enough: it is asked to end."""
+    if enough:
+        client.process.kill(signal.SIGUSR1)
     status = t.finish(client, timeout)
     words = re.search(r"^ok bytes=(\d+) sessions=(\d+) broken=(\d+)", client.out, re.M)
     t.expect("the client ends with ok", status == 0 and words, (status, client.out[-300:]))
@@ -101,12 +105,15 @@ def short_connections(t):
 def server_restarts(t):
     """The client reconnects until its time is over; both servers lift what it sends."""
     first = serve(t, "threads", strict=False)
-    client = ask(t, "conns=4 seconds=24 size=16384 pause=30", strict=False)
+    client = ask(t, "conns=4 seconds=100 size=16384 pause=30", strict=False)
     lifted = trial.wait_until(lambda: not t.rdma or client.lifts_so_far() >= 4, 12)
     t.expect("four streams are lifted within 12 s", lifted, client.log()[-500:])
     t.expect("the first server ends with 0", t.stop(first) == 0, first.process.rc)
     second = serve(t, "threads", strict=False)
-    total, sessions, broken = ended(t, client)
+    lifted = trial.wait_until(lambda: not t.rdma or client.lifts_so_far() >= 8, 20)
+    t.expect("and again within 20 s", lifted, client.log()[-500:])
+    time.sleep(1)
+    total, sessions, broken = ended(t, client, enough=True)
     t.stop(second)
     t.expect("each connection broke once and came back", (sessions, broken) == (8, 4), (sessions, broken))
     t.expect_lifted(client, streams=8)
@@ -116,12 +123,15 @@ def server_restarts(t):
 @group.case()
 def server_killed_and_restarted(t):
     first = serve(t, "threads", strict=False)
-    client = ask(t, "conns=4 seconds=24 size=16384 pause=30", strict=False)
+    client = ask(t, "conns=4 seconds=100 size=16384 pause=30", strict=False)
     lifted = trial.wait_until(lambda: not t.rdma or client.lifts_so_far() >= 4, 12)
     t.expect("four streams are lifted within 12 s", lifted, client.log()[-500:])
     t.stop(first, 9)
     second = serve(t, "threads", strict=False)
-    total, sessions, broken = ended(t, client)
+    lifted = trial.wait_until(lambda: not t.rdma or client.lifts_so_far() >= 8, 20)
+    t.expect("and again within 20 s", lifted, client.log()[-500:])
+    time.sleep(1)
+    total, sessions, broken = ended(t, client, enough=True)
     t.stop(second)
     t.expect("each connection broke once and came back", (sessions, broken) == (8, 4), (sessions, broken))
     t.expect_lifted(client, streams=8)

@@ -4,7 +4,7 @@
  *
  * A round sends `size` bytes and awaits them. All connections are open before the first round begins. With turns=N
  * the connections are active in N groups, one after another, and once more all together at the end. With seconds=N
- * rounds go on for so long, and a connection that breaks is made anew, as reconnecting clients do: what was
+ * rounds go on for so long, or until SIGUSR1, and a connection that breaks is made anew, as reconnecting clients do: what was
  * answered was answered right. Last line: `ok bytes=N sessions=N broken=N`.
  */
 #include <pthread.h>
@@ -13,7 +13,8 @@
 
 static const char* address;
 static int port, conns, turns;
-static long rounds, size, pause_between, seconds, deadline;
+static long rounds, size, pause_between, seconds;
+static volatile long deadline;
 static pthread_barrier_t all_open, *turn_over;
 static _Atomic long total_bytes, sessions, broken;
 
@@ -110,6 +111,11 @@ static void* run(void* argument) {
   return NULL;
 }
 
+static void on_enough(int number) {
+  (void)number;
+  deadline = 0;
+}
+
 int main(int argc, char** argv) {
   address = text_of(argc, argv, "address");
   port = (int)number_of(argc, argv, "port", 0);
@@ -120,6 +126,7 @@ int main(int argc, char** argv) {
   turns = (int)number_of(argc, argv, "turns", 1);
   seconds = number_of(argc, argv, "seconds", 0);
   deadline = now_ms() + seconds * 1000;
+  sigaction(SIGUSR1, &(struct sigaction){.sa_handler = on_enough, .sa_flags = SA_RESTART}, NULL);
   if (address == NULL || port == 0) give_up("usage", 0);
   pthread_barrier_t second;
   pthread_barrier_init(&all_open, NULL, (unsigned)conns);
