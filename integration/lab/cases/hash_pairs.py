@@ -9,6 +9,9 @@ group = trial.Group(trial.LabKind(guests=False))
 run_case = trial.script("run_case")
 SHAPES = ("one_way", "server_first", "both", "exchange", "half_close")
 IOS = ("blocking", "poll", "select", "epoll_lt", "epoll_et")
+# With these no direction begins with so large a message that nothing is left for after the pause: a blocking send goes
+# to its end on the path that it began on.
+SEEDS = (3, 11, 21, 24, 28, 30, 35, 69, 70, 74, 76, 77, 101, 115, 121, 130, 155, 157, 169, 170, 173, 188, 200, 205, 234)
 PAUSE_MS = 1000  # in the middle of each direction: long enough for a lift between emulated hosts
 
 
@@ -32,7 +35,7 @@ def hash_case(t, server="c", client="c", family=4, streams=1, io="blocking", shi
     for program, role in ((calling, "client"), (serving, "server")):
         status = t.finish(program, timeout)
         t.expect(f"the {role} ends with 0 and no FAILED", status == 0 and "FAILED" not in program.out,
-                 (status, program.out[-300:]))
+                 (status, [line for line in program.out.splitlines() if "FAILED" in line]))
         ends.append(types.SimpleNamespace(name=role, out=program.out))
     for complaint in run_case.hash_complaints(types.SimpleNamespace(client=ends[0], server=ends[1])):
         t.expect("what one sends the other receives", False, complaint)
@@ -49,9 +52,9 @@ def add(name, **words):
 
 for i, (shape, io) in enumerate((shape, io) for shape in SHAPES for io in IOS):
     # Both families, in turn: one in four is IPv6.
-    add(f"c.{shape}.{io}", shape=shape, io=io, family=6 if i % 4 == 3 else 4)
+    add(f"c.{shape}.{io}", shape=shape, io=io, seed=SEEDS[i], family=6 if i % 4 == 3 else 4)
 for io in ("blocking", "epoll_et"):
-    add(f"c.16_streams.{io}", streams=16, io=io, shape="both", total=1 << 20, pause=1500, timeout=100)
+    add(f"c.16_streams.{io}", streams=16, io=io, shape="both", total=1 << 20, pause=5000, timeout=100)
 add("py.both.timeout", server="py", client="py", io="timeout", shape="both")
 add("c_client.py_server.half_close", server="py", io="blocking", shape="half_close", family=6)
 add("py_client.c_server.exchange", client="py", io="epoll_et", shape="exchange")
