@@ -1,6 +1,6 @@
 /* Client and server that move pseudo-random bytes in many ways and account for each of them.
  *
- *   hash_pair server|client [seed=N] [family=4|6] [shape=SHAPE] [io=IO] [total=BYTES] [streams=N]
+ *   hash_pair server|client [seed=N] [family=4|6] [shape=SHAPE] [io=IO] [total=BYTES] [streams=N] [pause=MS]
  *
  * SHAPE: one_way (client sends), server_first (server sends), both (at once), exchange (messages in
  * turn), half_close (client sends and shuts, server drains and answers).
@@ -18,16 +18,14 @@
 enum Io { kBlocking, kPoll, kSelect, kEpollLt, kEpollEt };
 enum Shape { kOneWay, kServerFirst, kBoth, kExchange, kHalfClose };
 
-enum { kPauseMs = 80 };
-
 struct Options {
   uint64_t seed, total;
-  int family, streams;
+  int family, streams, pause_ms;
   enum Io io;
   enum Shape shape;
 };
 
-static struct Options options = {1, 24 << 20, 4, 1, kBlocking, kBoth};
+static struct Options options = {1, 24 << 20, 4, 1, 80, kBlocking, kBoth};
 static bool server_role;
 
 /* ---- one direction of one stream ---- */
@@ -86,7 +84,7 @@ static _Noreturn void name_damage(const struct Direction* d, const uint8_t* data
 static ssize_t send_some(int fd, struct Direction* d) {
   if (!d->paused && d->done > d->total / 8) {
     d->paused = true; /* time for the lift, in the middle of the data */
-    sleep_ms(kPauseMs);
+    sleep_ms(options.pause_ms);
   }
   if (below(&d->random, 64) == 0) sleep_ms(1);
   if (d->message_left == 0) {
@@ -351,7 +349,7 @@ static int index_of(const char* name, const char* const* names) {
 }
 
 static void read_options(int argc, char** argv) {
-  static const char* const kKeys[] = {"seed", "total", "family", "streams", "io", "shape", NULL};
+  static const char* const kKeys[] = {"seed", "total", "family", "streams", "io", "shape", "pause", NULL};
   static const char* const kIos[] = {"blocking", "poll", "select", "epoll_lt", "epoll_et", NULL};
   static const char* const kShapes[] = {"one_way",  "server_first", "both",
                                         "exchange", "half_close",   NULL};
@@ -379,6 +377,9 @@ static void read_options(int argc, char** argv) {
       case 5:
         options.shape = (enum Shape)index_of(value, kShapes);
         break;
+      case 6:
+        options.pause_ms = (int)number;
+        break;
     }
   }
   if (options.streams < 1 || options.streams > 64) fail("1 to 64 streams");
@@ -386,14 +387,14 @@ static void read_options(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   const char* control = getenv("PAIR_CONTROL_FD");
-  if (argc < 2 || control == NULL) {
+  if (argc < 2 || (control == NULL && getenv("PAIR_HOST") == NULL)) {
     fprintf(stderr, "usage: hash_pair server|client KEY=VALUE... (started by run_case)\n");
     return 2;
   }
   server_role = strcmp(argv[1], "server") == 0;
   read_options(argc, argv);
   make_known_bytes(options.seed);
-  struct Pair pair = {.control = atoi(control), .listener = -1, .stream = -1};
+  struct Pair pair = {.control = control != NULL ? atoi(control) : -1, .listener = -1, .stream = -1};
   if (server_role) {
     listen_on_loopback(&pair, options.family == 6 ? AF_INET6 : AF_INET, 64);
   } else {

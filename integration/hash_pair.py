@@ -2,7 +2,7 @@
 """hash_pair.c's twin: the same protocol and options through Python's socket module, so that a C
 program can be paired with an interpreter that makes other calls for the same work.
 
-  hash_pair.py server|client [seed=N] [family=4|6] [shape=SHAPE] [io=IO] [total=BYTES] [streams=N]
+  hash_pair.py server|client [seed=N] [family=4|6] [shape=SHAPE] [io=IO] [total=BYTES] [streams=N] [pause=MS]
 
 IO is one of blocking, timeout (settimeout: Python then polls by itself), poll, select, epoll_lt,
 epoll_et.
@@ -21,7 +21,6 @@ import zlib
 
 TILE = (1 << 20) + 7
 LARGEST = 8 << 20
-PAUSE_S = 0.08
 MASK = (1 << 64) - 1
 WAIT_S = 20
 
@@ -75,7 +74,7 @@ class Direction:
     def send_some(self, sock):
         if not self.paused and self.done > self.total // 8:
             self.paused = True
-            time.sleep(PAUSE_S)
+            time.sleep(self.pair.pause_s)
         if self.message_left == 0:
             self.message_left = min(self.size(LARGEST), self.total - self.done)
         data = self.expected(self.done, self.message_left)
@@ -260,8 +259,10 @@ class HashPair:
         self.family = socket.AF_INET6 if options.get("family") == "6" else socket.AF_INET
         self.io = options.get("io", "blocking")
         self.shape = options.get("shape", "both")
+        self.pause_s = int(options.get("pause", 80)) / 1000
         self.ribbon = make_ribbon(self.seed)
-        self.control = socket.socket(fileno=int(os.environ["PAIR_CONTROL_FD"]))
+        self.host = os.environ.get("PAIR_HOST")  # two hosts: no control channel between them
+        self.control = None if self.host else socket.socket(fileno=int(os.environ["PAIR_CONTROL_FD"]))
 
     def thread(self, body):
         thread = threading.Thread(target=guarded, args=(body,))
@@ -269,6 +270,9 @@ class HashPair:
         return thread
 
     def listen(self):
+        if self.host:
+            family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+            return socket.create_server(self.address(), family=family, backlog=64)
         listener = socket.create_server(("::1" if self.family == socket.AF_INET6 else "127.0.0.1",
                                          0), family=self.family, backlog=64)
         port = listener.getsockname()[1]
@@ -282,6 +286,8 @@ class HashPair:
         return listener
 
     def address(self):
+        if self.host:
+            return (self.host, int(os.environ["PAIR_PORT"]))
         name = self.control.recv(64)
         family, port = struct.unpack_from("=HH", name)
         return ("::1" if family == socket.AF_INET6 else "127.0.0.1", socket.ntohs(port))
@@ -313,6 +319,6 @@ def guarded(body):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 2 or "PAIR_CONTROL_FD" not in os.environ:
+    if len(sys.argv) < 2 or not {"PAIR_CONTROL_FD", "PAIR_HOST"} & set(os.environ):
         sys.exit("usage: hash_pair.py server|client KEY=VALUE... (started by run_case)")
     guarded(HashPair(sys.argv[1], dict(word.split("=") for word in sys.argv[2:])).run)

@@ -107,34 +107,56 @@ void await(struct Pair* pair) {
 
 /* ---- the stream ---- */
 
+/* PAIR_HOST and PAIR_PORT as an address: where the roles are on two hosts. */
+static void address_from_environment(struct Pair* pair, const char* host) {
+  const char* port = getenv("PAIR_PORT");
+  struct sockaddr_in* v4 = (struct sockaddr_in*)&pair->address;
+  if (port == NULL) fail("PAIR_HOST without PAIR_PORT");
+  memset(&pair->address, 0, sizeof(pair->address));
+  pair->address.sin6_port = htons((uint16_t)atoi(port)); /* the same place in both families */
+  if (inet_pton(AF_INET, host, &v4->sin_addr) == 1) {
+    v4->sin_family = AF_INET;
+    pair->address_size = sizeof(*v4);
+    return;
+  }
+  if (inet_pton(AF_INET6, host, &pair->address.sin6_addr) != 1) fail("PAIR_HOST is %s", host);
+  pair->address.sin6_family = AF_INET6;
+  pair->address_size = sizeof(pair->address);
+}
+
 int listen_on_loopback(struct Pair* pair, int family, int backlog) {
-  int fd = (int)CHECKED(socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  struct sockaddr_in6 address;
-  memset(&address, 0, sizeof(address));
-  socklen_t size;
+  const char* host = getenv("PAIR_HOST");
   const char* port_wanted = getenv("PAIR_PORT"); /* for drivers that watch one port from outside */
-  if (port_wanted != NULL) address.sin6_port = htons((uint16_t)atoi(port_wanted));
-  if (family == AF_INET6) {
-    address.sin6_family = AF_INET6;
-    address.sin6_addr = in6addr_loopback;
-    size = sizeof(struct sockaddr_in6);
+  if (host != NULL) {
+    address_from_environment(pair, host);
+  } else if (family == AF_INET6) {
+    pair->address = (struct sockaddr_in6){.sin6_family = AF_INET6, .sin6_addr = in6addr_loopback};
+    pair->address_size = sizeof(struct sockaddr_in6);
   } else {
-    struct sockaddr_in* v4 = (struct sockaddr_in*)&address;
+    struct sockaddr_in* v4 = (struct sockaddr_in*)&pair->address;
+    memset(&pair->address, 0, sizeof(pair->address));
     v4->sin_family = AF_INET;
     v4->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    size = sizeof(struct sockaddr_in);
+    pair->address_size = sizeof(*v4);
   }
-  CHECKED(bind(fd, (struct sockaddr*)&address, size));
+  if (port_wanted != NULL) pair->address.sin6_port = htons((uint16_t)atoi(port_wanted));
+  struct sockaddr* address = (struct sockaddr*)&pair->address;
+  int fd = (int)CHECKED(socket(address->sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  CHECKED(bind(fd, address, pair->address_size));
   CHECKED(listen(fd, backlog));
-  CHECKED(getsockname(fd, (struct sockaddr*)&address, &size));
+  CHECKED(getsockname(fd, address, &pair->address_size));
   pair->listener = fd;
-  pair->address = address;
-  pair->address_size = size;
-  if (send(pair->control, &address, size, MSG_NOSIGNAL) != (ssize_t)size) fail("send address");
+  if (pair->control >= 0 &&
+      send(pair->control, address, pair->address_size, MSG_NOSIGNAL) != (ssize_t)pair->address_size)
+    fail("send address");
   return fd;
 }
 
 void learn_address(struct Pair* pair) {
+  if (getenv("PAIR_HOST") != NULL) {
+    address_from_environment(pair, getenv("PAIR_HOST"));
+    return;
+  }
   ssize_t size = recv(pair->control, &pair->address, sizeof(pair->address), 0);
   if (size < (ssize_t)sizeof(struct sockaddr_in)) fail("no address from the server");
   pair->address_size = (socklen_t)size;

@@ -8,7 +8,8 @@
  * PAIR_CONTROL_FD.  The control channel is no TCP socket, so the shim leaves it alone; the roles
  * use it to take turns without putting a byte into the stream under test.
  *
- * The listening port is the kernel's choice, or PAIR_PORT where a driver has to know it beforehand.
+ * The listening port is the kernel's choice, or PAIR_PORT where a driver has to know it beforehand. PAIR_HOST and
+ * PAIR_PORT: listen and connect there, for roles on two hosts (without a control channel: hash_pair only).
  *
  * Output, one line each, written at once so that a killed process loses nothing:
  *   label: value          compared byte for byte
