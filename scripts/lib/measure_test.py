@@ -175,9 +175,8 @@ class RunnerTest(unittest.TestCase):
     def test_the_plain_side_sees_no_shim(self):
         os.environ["LD_PRELOAD"], os.environ["RSOCK_LOG"] = "", "debug"
         try:
-            run = runner.Runner()
-            plain = run.environment(runner.Variant.plain(), "/s")
-            shim = run.environment(runner.Variant.shim("/lib", "shm"), "/s")
+            plain = runner.environment(runner.Variant.plain(), "/s")
+            shim = runner.environment(runner.Variant.shim("/lib", "shm"), "/s")
         finally:
             del os.environ["LD_PRELOAD"], os.environ["RSOCK_LOG"]
         self.assertFalse([k for k in plain if k.startswith("RSOCK_") or k == "LD_PRELOAD"])

@@ -89,12 +89,13 @@ def parse(text):
 
 
 def prove(text, pids, path):
-    """pids: {"server": pid, "client": pid}. Each of them must have lifted a stream onto path."""
+    """pids: {"server": pid, "client": pid}. Each of them must have lifted a stream onto path. Where the two ran on
+    hosts of their own, which may give both the same pid, text is {"server": text, "client": text}.
+    """
     proof = Proof(path)
     proof.runs = 1
-    by_pid = parse(text)
     for role, pid in pids.items():
-        entry = by_pid.get(pid)
+        entry = parse(text if isinstance(text, str) else text.get(role, "")).get(pid)
         if entry is None:
             proof.faults.append(f"no summary from the {role}")
             continue

@@ -52,7 +52,7 @@ class Iperf3(Workload):
         self.block = block
 
     def _run(self, run, variant):
-        port = runner.free_port(run.address)
+        port = run.free_port()
         server = ["iperf3", "-s", "-1", "-p", str(port), "-B", run.address]
         client = ["iperf3", "-c", run.address, "-p", str(port), "-l", self.block,
                   "-t", str(max(1, round(self.seconds))), "-J"]
@@ -77,11 +77,15 @@ class Iperf3(Workload):
 
 
 class OwnPair(Workload):
-    """One of our measuring programs, which serve and call."""
+    """One of our measuring programs, which serve and call.
+
+    observe(server, client), for a LabRunner: looks at both while they run; its figures are added.
+    """
 
     def __init__(self, key, title, seconds, bench_dir, program, keep,
-                 server_args=(), client_args=()):
+                 server_args=(), client_args=(), observe=None):
         super().__init__(key, title, seconds)
+        self.observe = observe
         self.binary = os.path.join(bench_dir, program)
         self.keep = keep
         self.server_args = list(server_args)
@@ -98,14 +102,18 @@ class OwnPair(Workload):
                     "--seconds", str(self.seconds)]
             return argv + self.client_args
 
-        return run.pair(variant, server, client, self.seconds + 1)
+        more = {"observe": self.observe} if self.observe else {}
+        return run.pair(variant, server, client, self.seconds + 1, **more)
 
     def _figures(self, result):
         report = result.client_json()
         missing = [name for name in self.keep if not report.get(name)]
         if missing:
             raise runner.RunError("the client gave no " + ", ".join(missing))
-        return {name: report[name] for name in self.keep}
+        figures = {name: report[name] for name in self.keep}
+        if "bytes_per_s" in report:
+            figures["gbit_per_s"] = report["bytes_per_s"] * 8 / 1e9
+        return figures
 
 
 def round_trip(bench_dir, size, label, seconds, mode="block"):
