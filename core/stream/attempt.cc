@@ -11,7 +11,6 @@
 #include <utility>
 
 #include "core/base/config.h"
-#include "core/base/log.h"
 #include "core/os/os.h"
 #include "core/stream/holders.h"
 #include "core/stream/keeper_loop.h"
@@ -96,11 +95,14 @@ bool peer_may_speak(Attempt& a) noexcept {
   if (!os::getsockopt(a.connection.get(), SOL_SOCKET, SO_PEERCRED, &credentials, &len))
     return false;
   a.partner = {credentials.pid, credentials.uid};
-  if (credentials.uid == 0) return true;
-  return credentials.uid == a.peer.uid && !may_be_anybody(credentials.uid);
+  return is_peer(credentials.uid, a.peer);
 }
 
-Reason examine(Attempt& a) noexcept {
+bool is_peer(uint32_t uid, const PeerFacts& facts) noexcept {
+  return uid == 0 || (uid == facts.uid && !may_be_anybody(uid));
+}
+
+Reason examine(Seeker& a) noexcept {
   Stream& s = *a.stream;
   const int fd = s.fd.load(std::memory_order_relaxed);
   // The number may become another connection's while it is asked about: attach() compares the
@@ -113,27 +115,24 @@ Reason examine(Attempt& a) noexcept {
       return "shared with a forked process";
     }
   }
-  if (!config().allow_shm) {
-    static constinit bool told = false;
-    if (!std::exchange(told, true)) {
-      RSOCK_LOG(kWarn,
-                "RSOCK_PATH asks for rdma alone, and there is no RDMA device: "
-                "connections stay on TCP");
-    }
-    return "no RDMA device";
-  }
   if (const Reason r = kernel_only_option(fd); r != nullptr) return r;
   const auto tuple = tuple_of(fd);
   if (!tuple) return "not connected";
   if (tuple->is_to_itself()) return "connected to itself";
   a.tuple = *tuple;
+  const Config& c = config();
   const auto facts = find_socket(tuple->reverse());
-  if (!facts && facts.error() == ENOENT) return "the peer is on another host";
-  if (!facts) {
+  if (facts) {
+    a.peer_here = true;
+    a.peer = *facts;
+    a.by_rdma = !c.allow_shm;
+  } else if (facts.error() == ENOENT) {
+    if (!c.allow_rdma) return "the peer is on another host";
+    a.by_rdma = true;
+  } else {
     a.may_pass = facts.error() == EMFILE || facts.error() == ENFILE || facts.error() == ENOMEM;
     return "sock_diag refused";
   }
-  a.peer = *facts;
   a.name = wire::rendezvous_name(*tuple, os::getsockopt_u64(fd, SO_NETNS_COOKIE).value_or(0));
   if (os::getsockopt_u64(fd, SO_COOKIE).value_or(0) != a.own_cookie)
     return "not connected";  // closed meanwhile

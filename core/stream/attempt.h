@@ -25,19 +25,25 @@ inline constexpr uint64_t kAnswerNs = 1'000 * kMs;  // one message of a peer's k
 
 enum class Phase : uint8_t { kRetry, kListen, kAwaitHello, kAwaitWelcome, kAwaitConfirm };
 
-struct alignas(8) Attempt {
+/// What every way of looking for a peer needs to know of the stream.
+struct Seeker {
   Stream* stream = nullptr;
   uint32_t generation = 0;
-  Phase phase = Phase::kRetry;
   bool over = false;
-  bool may_pass = false;  // what examine() found may be otherwise later
+  bool may_pass = false;   // what examine() found may be otherwise later
+  bool by_rdma = false;    // the peer is on another host, or shared memory is not to be used
+  bool peer_here = false;  // sock_diag knows the other end: `peer` is filled
   uint32_t tries = 0;
-  uint64_t due = 0;    // kRetry: when to call again; else when the wait for this message is over
+  uint64_t due = 0;    // when to try again; else when the wait for this message is over
   uint64_t until = 0;  // callee: when to stop listening
   wire::FourTuple tuple;
   wire::SocketName name;
   PeerFacts peer{};
   uint64_t own_cookie = 0;
+};
+
+struct alignas(8) Attempt : Seeker {
+  Phase phase = Phase::kRetry;
   os::OwnedFd listener;
   os::OwnedFd connection;
   os::OwnedFd memfd;           // caller: of `segment`, for its next use; callee: came with HELLO
@@ -50,8 +56,10 @@ struct alignas(8) Attempt {
 };
 
 // --- attempt.cc ---
-/// Looks at the stream and its connection; fills the attempt. A reason if it must stay on TCP.
-Reason examine(Attempt& a) noexcept;
+/// Looks at the stream and its connection; fills the seeker. A reason if it must stay on TCP.
+Reason examine(Seeker& a) noexcept;
+/// uid is root's or that of the owner of the other end, and says something (D11).
+bool is_peer(uint32_t uid, const PeerFacts& facts) noexcept;
 /// The Unix peer must be root or who owns the other end of the TCP connection (D11). Notes who it
 /// is.
 bool peer_may_speak(Attempt& a) noexcept;
@@ -64,11 +72,11 @@ bool send_message(Attempt& a, const uint8_t* bytes, size_t n, int passed_fd) noe
 int read_message(Attempt& a, size_t want, os::OwnedFd* passed) noexcept;
 
 // --- rendezvous.cc ---
-bool still_wanted(const Attempt& a) noexcept;
+bool still_wanted(const Seeker& a) noexcept;
 /// The attempt ends without a channel; the stream stays on TCP for `reason`.
-void give_up(Attempt& a, Reason reason) noexcept;
+void give_up(Seeker& a, Reason reason) noexcept;
 /// The same for a reason that may pass: further traffic asks again, later and later.
-void not_now(Attempt& a, Reason reason) noexcept;
+void not_now(Seeker& a, Reason reason) noexcept;
 /// The caller begins anew after a while, or gives up for `reason` when it did so often enough.
 void retry_later(Attempt& a, Reason reason) noexcept;
 /// Both keepers agree: the channel goes under the stream.

@@ -304,7 +304,19 @@ void Keeper::first_thread_ends() noexcept {
   if (inside().life.load(std::memory_order_seq_cst) == KeeperLife::kRunning) wake_keeper();
 }
 
-void Keeper::before_fork() noexcept RSOCK_NO_TSA { inside().mutex.lock(); }
+void Keeper::before_fork() noexcept RSOCK_NO_TSA {
+  KeeperInside& in = inside();
+  in.mutex.lock();
+  // A child of a process that is in the loader finds its lists half built. But who forks may be a
+  // constructor that the loader runs: it can't wait for ever.
+  const Deadline deadline = Deadline::after_ns(kSecondNs);
+  while (in.loading && !deadline.passed()) {
+    in.mutex.unlock();
+    timespec nap{0, 500'000};
+    (void)os::ppoll(nullptr, 0, &nap, nullptr, 0);
+    in.mutex.lock();
+  }
+}
 
 void Keeper::after_fork_parent() noexcept RSOCK_NO_TSA { inside().mutex.unlock(); }
 
@@ -312,6 +324,7 @@ void Keeper::after_fork_child() noexcept {
   os::forget_making_internal();
   KeeperInside& in = inside();
   forget_attempts();
+  forget_rdma_in_child();
   for (Stream* s = in.asked.load(std::memory_order_relaxed); s != nullptr;) {
     s->in_queue.store(false, std::memory_order_relaxed);
     s = s->next_asked.load(std::memory_order_relaxed);

@@ -124,4 +124,14 @@ uint64_t run_attempt_timers(uint64_t now) noexcept;
 /// In a forked child: the parent's attempts are not ours.
 void forget_attempts() noexcept;
 
+// --- rdma_host.cc: peers on other hosts ---
+/// Between two rounds, without the mutex: opens rdma-core and looks for devices, if begin says so.
+bool begin_look_for_rdma() noexcept;
+void look_for_rdma() noexcept;
+void end_look_for_rdma() noexcept;
+/// Channels that called for attention.
+void take_line_calls() noexcept;
+uint64_t run_rdma_timers(uint64_t now) noexcept;
+void forget_rdma_in_child() noexcept;
+
 }  // namespace rsock::stream

@@ -9,6 +9,7 @@
 
 #include "core/base/clock.h"
 #include "core/base/config.h"
+#include "core/base/inside.h"
 #include "core/base/log.h"
 #include "core/base/raw_syscall.h"
 #include "core/os/os.h"
@@ -81,8 +82,11 @@ void on_kicks() noexcept {
   }
 }
 
-/// RSOCK_STRICT: what is not lifted by then fails. Nothing to wait for where no path can be had.
-uint64_t strict_deadline() noexcept { return config().allow_shm ? monotonic_ns() + kStrictNs : 0; }
+/// RSOCK_STRICT: what is not lifted by then fails. Nothing to wait for where no path can be had:
+/// what RDMA there is shows soon (fail_strict_now()).
+uint64_t strict_deadline() noexcept {
+  return config().allow_shm || config().allow_rdma ? monotonic_ns() + kStrictNs : 0;
+}
 
 void on_wake() noexcept {
   uint64_t count;
@@ -222,15 +226,20 @@ bool last_thread() noexcept {
   return word != nullptr && strtol(word + 1, nullptr, 10) == 2;
 }
 
-/// After pthread_exit of the first thread: the next look.
-uint64_t run_last_thread_timer(uint64_t now) noexcept RSOCK_NO_TSA {
+/// After pthread_exit of the first thread: whether it is time to end the process.
+bool is_last_thread() noexcept {
   KeeperInside& in = inside();
-  if (!in.first_thread_left.load(std::memory_order_acquire)) return UINT64_MAX;
-  if (in.adopted.load(std::memory_order_acquire) == 0 && last_thread()) {
-    in.mutex.unlock();  // exit handlers may fork
-    exit(0);            // as libc does when the last thread ends (nptl, start_thread)
-  }
-  return now + kLastThreadCheckNs;
+  return in.first_thread_left.load(std::memory_order_acquire) &&
+         in.adopted.load(std::memory_order_acquire) == 0 && last_thread();
+}
+
+uint64_t run_timers(uint64_t now) noexcept {
+  // In this order: strict streams hear at once of paths that can't be had.
+  return std::min({run_attempt_timers(now), run_rdma_timers(now), run_strict_timers(now),
+                   run_later_timers(now), run_owed_timers(now), run_tidy_timer(now),
+                   inside().first_thread_left.load(std::memory_order_acquire)
+                       ? now + kLastThreadCheckNs
+                       : UINT64_MAX});
 }
 
 /// To the point where stop() waits for the kernel only.
@@ -284,13 +293,29 @@ void* keeper_main(void*) noexcept {
     }
     const auto n = os::epoll_pwait2(in.state.epoll.get(), events, 64, timeout, nullptr, 0);
     if (!n && n.error() != EINTR) return nullptr;
+    bool look = false;
+    bool last = false;
+    {
+      MutexLock lock(in.mutex);
+      const InsideLibrary guard;  // what rdma-core opens and closes is none of the program's
+      for (int i = 0; n && i < *n; ++i) dispatch(events[i]);
+      if (in.quit.load(std::memory_order_seq_cst)) return end_thread();
+      take_line_calls();
+      take_requests();
+      next = run_timers(monotonic_ns());
+      look = begin_look_for_rdma();
+      last = is_last_thread();
+    }
+    // As libc does when the last thread ends (nptl, start_thread); exit handlers may fork.
+    if (last) exit(0);
+    if (!look) continue;
+    {
+      const InsideLibrary guard;
+      look_for_rdma();
+    }
     MutexLock lock(in.mutex);
-    for (int i = 0; n && i < *n; ++i) dispatch(events[i]);
-    if (in.quit.load(std::memory_order_seq_cst)) return end_thread();
-    take_requests();
-    const uint64_t now = monotonic_ns();
-    next = std::min({run_attempt_timers(now), run_strict_timers(now), run_later_timers(now),
-                     run_owed_timers(now), run_tidy_timer(now), run_last_thread_timer(now)});
+    end_look_for_rdma();
+    next = 0;
   }
 }
 

@@ -83,8 +83,9 @@ long ring_step_locked(Stream& s, int fd, const iovec* iov, size_t n, size_t skip
     got = read_ring_locked(s, iov, n, skip, limit, flags);
     if (got != 0 || (limit == 0 && ch.rx_available() != 0)) return got;
     if (ch.rx_turn().kind != TurnKind::kOpen) return kLookAgain;
-    // FIN follows an answered end. Without one, bytes may have died with the peer.
-    return ch.decides_alone() ? kPeerDied : -ECONNRESET;
+    if (ch.decides_alone()) return kPeerDied;
+    // FIN follows an answered end, so this one is of a process that died, perhaps with bytes. The line will say so.
+    return s.peer_gone.load(std::memory_order_acquire) ? -ECONNRESET : -EAGAIN;
   }
   if (probed < 0) {
     // The reset may have come right behind the last bytes.
@@ -114,6 +115,15 @@ size_t tcp_allowance_locked(Stream& s, int fd, bool* never) noexcept RSOCK_REQUI
   return queued ? static_cast<size_t>(*queued) : 0;
 }
 
+/// FIN on TCP, and the direction never came to the ring. Where the words are in memory it is what it seems, but for an end
+/// before N. Over a line a START may have been lost with bytes behind it, or the word that there will be none may be on
+/// its way: FIN overtakes it (PROTOCOL.md, "Across hosts").
+long end_before_start_locked(Stream& s, bool start_known) noexcept RSOCK_REQUIRES(s.rx.mutex) {
+  if (s.channel->decides_alone()) return start_known ? -ECONNRESET : 0;
+  if (!start_known && s.channel->rx_replayed()) return 0;
+  return s.peer_gone.load(std::memory_order_acquire) ? -ECONNRESET : -EAGAIN;
+}
+
 long tcp_step_locked(Stream& s, int fd, const iovec* iov, size_t n, size_t skip, size_t limit,
                      int flags) noexcept RSOCK_REQUIRES(s.rx.mutex) {
   Channel& ch = *s.channel;
@@ -133,12 +143,14 @@ long tcp_step_locked(Stream& s, int fd, const iovec* iov, size_t n, size_t skip,
       return kRetryInKernel;
     }
     if (allowed == 0) {
+      const bool known_start = ch.rx_start().has_value();
       // Nothing queued: empty, or at its end, or failed.
       const long probed = probe_tcp_locked(s, fd);
       if (probed > 0 || ch.rx_start() || ch.rx_turn().kind != TurnKind::kOpen) {
         keep_error(s, probed);
         continue;
       }
+      if (probed == 0 && !s.rx.shut) return end_before_start_locked(s, known_start);
       return probed == -EAGAIN && s.rx.shut ? 0 : probed;
     }
     const bool known = ch.rx_start().has_value();
@@ -151,7 +163,7 @@ long tcp_step_locked(Stream& s, int fd, const iovec* iov, size_t n, size_t skip,
       if (got.error() == EAGAIN && s.rx.shut) return 0;
       return -value(got.error());
     }
-    if (*got == 0) return limit == 0 || !known || s.rx.shut ? 0 : -ECONNRESET;  // an end before N
+    if (*got == 0) return limit == 0 || s.rx.shut ? 0 : end_before_start_locked(s, known);
     if ((flags & MSG_PEEK) == 0) {
       s.rx.offset.fetch_add(*got, std::memory_order_relaxed);
       s.received[0].fetch_add(*got, std::memory_order_relaxed);

@@ -14,6 +14,7 @@
 #include "core/stream/attempt.h"
 #include "core/stream/keeper_loop.h"
 #include "core/stream/moves.h"
+#include "core/stream/remote_attempt.h"
 #include "core/transport/shm/shm_channel.h"
 
 namespace rsock::stream {
@@ -62,12 +63,12 @@ void on_due(Attempt& a) noexcept {
 
 }  // namespace
 
-bool still_wanted(const Attempt& a) noexcept {
+bool still_wanted(const Seeker& a) noexcept {
   return a.stream->owned_by(a.generation) && !a.stream->closed.load(std::memory_order_acquire) &&
          !a.stream->pinned.load(std::memory_order_relaxed);
 }
 
-void give_up(Attempt& a, Reason reason) noexcept {
+void give_up(Seeker& a, Reason reason) noexcept {
   if (a.over) return;
   a.over = true;
   if (a.stream->owned_by(a.generation)) {
@@ -77,7 +78,7 @@ void give_up(Attempt& a, Reason reason) noexcept {
   }
 }
 
-void not_now(Attempt& a, Reason reason) noexcept {
+void not_now(Seeker& a, Reason reason) noexcept {
   if (a.over) return;
   give_up(a, reason);
   ask_again_later(*a.stream, a.generation);
@@ -117,6 +118,7 @@ void start_attempt(Stream& s, uint32_t generation) noexcept {
   if (const Reason reason = examine(*attempt); reason != nullptr) {
     return attempt->may_pass ? not_now(*attempt, reason) : give_up(*attempt, reason);
   }
+  if (attempt->by_rdma) return start_remote_attempt(*attempt);
   begin(*attempt);
   if (!attempt->over) attempts().push_back(std::move(attempt));
 }

@@ -161,6 +161,8 @@ void try_ready(Stream& s) noexcept {
   {
     MutexLock lock(s.rx.mutex);
     if (!s.rx.want_ready.load(std::memory_order_relaxed) || !s.channel) return;
+    // Whoever knows that the path is lost promises nothing on it: nobody would seal that direction.
+    if (s.channel->path_failure() != nullptr) return;
     if (s.channel->rx_turn().kind != TurnKind::kOpen) {
       s.rx.want_ready.store(false, std::memory_order_relaxed);
       if (s.rx.state == RxState::kKernel) s.rx.ring_done = true;
@@ -190,6 +192,10 @@ void try_switch_tx(Stream& s) noexcept {
     MutexLock lock(s.tx.mutex);
     if (!s.tx_wanted.load(std::memory_order_relaxed)) return;
     if (!s.channel || s.tx.ring_done || s.tx.state != TxState::kKernel || s.tx.shut) {
+      s.tx_wanted.store(false, std::memory_order_relaxed);
+      return;
+    }
+    if (s.channel->path_failure() != nullptr) {  // set_down() comes, and says that we never began
       s.tx_wanted.store(false, std::memory_order_relaxed);
       return;
     }

@@ -57,6 +57,8 @@ void look_at_rx(Stream& s, Halves* h) noexcept {
     h->events |= kIn;
     return;
   }
+  // A death is told by the line: until then there is nothing to read.
+  if (turn.kind == TurnKind::kOpen && !ch.decides_alone() && !gone && !s.rx.shut) return;
   h->died_silently = turn.kind == TurnKind::kOpen;
   // Drained or recalled: from here on the kernel knows.
   if (turn.kind != TurnKind::kOpen || gone) leave_ring_locked(s, turn.kind);

@@ -137,7 +137,7 @@ bool met_the_end(Stream& s) noexcept {
 
 /// The kernel half; what a clean end means when a replay is still owed to us. It is clean only if
 /// TCP gave everything that the sender had published (D10).
-long judge_kernel_end(Stream& s, long r) noexcept {
+long judge_kernel_end(Stream& s, long r, bool may_wait) noexcept {
   const bool died =
       s.peer_gone.load(std::memory_order_acquire) && !s.rx.fin_seen.load(std::memory_order_relaxed);
   const bool owed = s.rx.await_replay.load(std::memory_order_acquire);
@@ -147,10 +147,20 @@ long judge_kernel_end(Stream& s, long r) noexcept {
     if (const int e = take_error(s); e != 0) return -e;
   }
   if (!owed) return 0;
-  MutexLock lock(s.rx.mutex);
-  if (!s.channel || all_received_locked(s)) return 0;
-  s.rx.await_replay.store(false, std::memory_order_relaxed);
-  return -ECONNRESET;
+  for (long nap_ns = 100'000;; nap_ns = std::min(nap_ns * 2, 10'000'000L)) {
+    {
+      MutexLock lock(s.rx.mutex);
+      if (!s.channel || all_received_locked(s)) return 0;
+      if (s.channel->decides_alone() || s.peer_gone.load(std::memory_order_acquire)) {
+        s.rx.await_replay.store(false, std::memory_order_relaxed);
+        return -ECONNRESET;
+      }
+    }
+    // FIN has overtaken the word that the replay is complete; else the line ends, as the peer's process did.
+    if (!may_wait) return -EAGAIN;
+    timespec nap{0, nap_ns};
+    (void)os::ppoll(nullptr, 0, &nap, nullptr, 0);
+  }
 }
 
 /// An error that is owed to the program, if it is its turn: queued bytes come before it, and after
@@ -200,7 +210,9 @@ std::optional<long> recv_by_kernel(Stream& s, int flags, KernelCall kernel) {
   if (__builtin_expect(s.error.load(std::memory_order_relaxed) != 0, 0)) {
     if (const int e = error_before_bytes(s); e != 0) return -e;
   }
-  const long r = judge_kernel_end(s, kernel());
+  const bool may_wait =
+      (flags & MSG_DONTWAIT) == 0 && !s.nonblocking.load(std::memory_order_relaxed);
+  const long r = judge_kernel_end(s, kernel(), may_wait);
   // RSOCK_STRICT shut the connection while this call waited: that is no end of the stream.
   if (const int e = strict_error(s); __builtin_expect(e != 0, 0) && r <= 0) return -e;
   return count_received(s, r, flags);

@@ -59,7 +59,9 @@ class Guest(HostCalls):
     def _command_line(self, image, memory, cpus, rdma, port, wire):
         accel = "kvm" if image.accel == "kvm" else "tcg,thread=multi"
         share = "local,security_model=none,multidevs=remap"
-        boot = "console=ttyS0 quiet panic=-1 mitigations=off random.trust_cpu=on"
+        # tsc=reliable: the emulated counters are the machine's own, in step; without it a guest falls back to a clock
+        # whose every reading leaves the emulated processor, and perftest has no cycles to count.
+        boot = "console=ttyS0 quiet panic=-1 mitigations=off random.trust_cpu=on tsc=reliable"
         argv = [QEMU, "-M", "q35", "-accel", accel, "-cpu", "max", "-smp", cpus, "-m", memory,
                 "-nodefaults", "-display", "none", "-no-reboot", "-serial", f"file:{_escaped(self._console)}",
                 "-kernel", image.kernel, "-initrd", image.initramfs,

@@ -74,7 +74,9 @@ class Process:
             self._send("kill", sig=int(sig))
 
     def write(self, data):
-        self._send("write", data=data.encode() if isinstance(data, str) else data)
+        data = data.encode() if isinstance(data, str) else data
+        for at in range(0, len(data), 32768):  # short orders: others get their turn in between
+            self._send("write", data=data[at:at + 32768])
 
     def close_input(self):
         self._send("close")

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <utility>
+#include <vector>
 
 #include "core/base/inside.h"
 #include "core/os/os.h"
@@ -68,7 +70,13 @@ class RealManager final : public ConnectionManager {
   Result<void> accept(rdma_cm_id* id, std::span<const uint8_t> data) noexcept override;
   void reject(rdma_cm_id* id, std::span<const uint8_t> data) noexcept override;
   void destroy(rdma_cm_id* id) noexcept override;
-  void after_fork_child() noexcept override { abandon_fd(channel_->fd); }
+  void after_fork_child() noexcept override {
+    abandon_fd(channel_->fd);
+    for (const Known& k : contexts_) {
+      abandon_fd(k.context->cmd_fd);
+      abandon_fd(k.context->async_fd);
+    }
+  }
 
  private:
   Result<rdma_cm_id*> make_id(uint64_t key) noexcept;
@@ -76,7 +84,15 @@ class RealManager final : public ConnectionManager {
   void set_ack_timeout(rdma_cm_id* id) noexcept;
   void read_event(const rdma_cm_event& from, CmEvent* to) noexcept;
 
+  void note_context(ibv_context* context) noexcept;
+
   rdma_event_channel* const channel_;
+  /// librdmacm opens one per device and keeps it until it finds the device gone.
+  struct Known {
+    ibv_context* context;
+    int fd;  // tells a new one at an old address
+  };
+  std::vector<Known> contexts_;
 };
 
 void RealManager::set_ack_timeout(rdma_cm_id* id) noexcept {
@@ -221,10 +237,30 @@ void RealManager::read_event(const rdma_cm_event& from, CmEvent* to) noexcept {
   }
 }
 
+/// Its descriptors go up; where no number is left they stay. Reads of events never wait.
+void RealManager::note_context(ibv_context* context) noexcept {
+  if (context == nullptr) return;
+  std::erase_if(contexts_,
+                [=](const Known& k) { return k.context == context && k.fd != context->cmd_fd; });
+  for (const Known& k : contexts_) {
+    if (k.context == context) return;
+  }
+  for (int* field : {&context->cmd_fd, &context->async_fd}) {
+    auto high = os::dup_internal(*field);
+    if (high) (void)os::close(std::exchange(*field, high->release()));
+  }
+  (void)os::fcntl(context->async_fd, F_SETFL, O_NONBLOCK);
+  contexts_.push_back(Known{context, context->cmd_fd});
+}
+
 bool RealManager::next(CmEvent* event) noexcept {
   const InsideLibrary guard;
   rdma_cm_event* raw = nullptr;
-  if (library().rdma_get_cm_event(channel_, &raw) != 0) return false;
+  {
+    const os::MakingInternal making;  // it may open a device
+    if (library().rdma_get_cm_event(channel_, &raw) != 0) return false;
+    note_context(raw->id->verbs);
+  }
   *event = CmEvent{};
   // The second step of resolve(): its outcome is what the caller waits for.
   if (raw->event == RDMA_CM_EVENT_ADDR_RESOLVED &&

@@ -26,6 +26,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "core/base/mutex.h"
@@ -45,6 +46,18 @@ inline constexpr uint32_t kWantedInline = 256;
 /// A connected (or connecting) reliable queue pair and both rings of one stream. Unique owner; given back to the device
 /// that made it.
 struct QueuePair {
+  QueuePair() = default;
+  QueuePair(QueuePair&& other) noexcept { *this = std::move(other); }
+  QueuePair& operator=(QueuePair&& other) noexcept {
+    id = std::exchange(other.id, nullptr);
+    qp = std::exchange(other.qp, nullptr);
+    inline_bytes = other.inline_bytes;
+    has_immediate = other.has_immediate;
+    partner = other.partner;
+    memory = std::move(other.memory);
+    return *this;
+  }
+
   rdma_cm_id* id = nullptr;  // null in tests that connect by hand
   ibv_qp* qp = nullptr;
   uint32_t inline_bytes = 0;

@@ -1,0 +1,238 @@
+// The end that called connect(): FIND, a line, WANT, JOIN. PROTOCOL.md, "Across hosts".
+
+#include <algorithm>
+
+#include "core/base/clock.h"
+#include "core/base/config.h"
+#include "core/os/os.h"
+#include "core/stream/counters.h"
+#include "core/stream/rdma_host.h"
+#include "core/stream/remote_attempt.h"
+#include "core/wire/mac.h"
+
+namespace rsock::stream {
+namespace {
+
+// The peer's process reaches its threshold at about the same time; until then nobody may be at its
+// port.
+constexpr uint32_t kTriesAtAClosedPort = 20;  // about two seconds: it may be loading rdma-core
+
+/// Of each direction. Pinned memory, so less than on shared memory, and less when there are many.
+uint32_t ring_bytes_now(const RdmaHost& h) noexcept {
+  uint32_t bytes = config().ring_bytes;
+  if (bytes == 0) {
+    const size_t live = h.riders.size();
+    bytes = live < 16 ? 1 << 20 : live < 128 ? 256 << 10 : 64 << 10;
+  }
+  return std::min(bytes, h.largest_ring);
+}
+
+bool random_nonce(uint64_t* out) noexcept {
+  return os::getrandom(out, sizeof(*out)).has_value() && *out != 0;
+}
+
+void find(RemoteAttempt& a) noexcept {
+  RdmaHost& h = *rdma_host();
+  if (!random_nonce(&a.find_nonce)) return not_now(a, "no random numbers");
+  a.key = h.fresh_key();
+  const auto id = h.manager->resolve(a.tuple.local, a.tuple.remote, a.key);
+  if (!id) return not_there(a, "no RDMA device leads to the peer");
+  a.id = *id;
+  set_phase(a, RemotePhase::kFind, kRemoteNs);
+}
+
+void ask_find(RemoteAttempt& a) noexcept {
+  uint8_t bytes[wire::kFindSize];
+  wire::encode(wire::Find{a.find_nonce, a.tuple}, bytes);
+  if (!rdma_host()->manager->connect(a.id, bytes)) {
+    return not_there(a, "the RDMA device refused");
+  }
+}
+
+void say_want(RemoteAttempt& a) noexcept {
+  RdmaHost& h = *rdma_host();
+  if (!line_may_speak(a, *a.line)) {
+    count_refusal("the peer's keeper is another user's");
+    return give_up(a, "the peer's keeper is another user's");
+  }
+  if (!random_nonce(&a.nonce)) return not_now(a, "no random numbers");
+  a.ring_size = ring_bytes_now(h);
+  set_phase(a, RemotePhase::kOffer, kRemoteNs);
+  const auto line = a.line;  // an end of it takes the attempt's
+  line->want(wire::Want{a.nonce, a.ring_size, a.tuple});
+}
+
+void on_found(RemoteAttempt& a, const wire::Found& found) noexcept {
+  RdmaHost& h = *rdma_host();
+  h.manager->destroy(std::exchange(a.id, nullptr));
+  a.key = 0;
+  switch (found.verdict) {
+    case wire::Verdict::kOk:
+      break;
+    case wire::Verdict::kNotNow:
+      return try_again(a, "the peer is not ready");
+    case wire::Verdict::kNotMine:  // it sees other addresses than we do, or the connection is over
+      return not_there(a, "the peer sees other addresses (NAT or a proxy)");
+    case wire::Verdict::kVersion:
+      return not_there(a, "no protocol version in common");
+    default:
+      return not_now(a, "the peer refused");
+  }
+  h.reach.found(a.tuple.remote, found.keeper, monotonic_ns());
+  a.peer_keeper = found.keeper;
+  a.line = h.lines.find(found.keeper, a.tuple.local, a.tuple.remote);
+  if (a.line) return say_want(a);
+  wire::Endpoint there = a.tuple.remote;
+  there.port = found.line_port;
+  a.line = h.lines.open(a.tuple.local, there);
+  if (!a.line || a.line->is_down()) return not_there(a, "the peer's keeper can't be reached");
+  set_phase(a, RemotePhase::kLine, Line::kGreetNs + kRemoteNs);
+}
+
+void on_rejected_find(RemoteAttempt& a, const verbs::CmEvent& e) noexcept {
+  const auto found = wire::decode_found(e.data, e.size);
+  if (!found) {
+    // Nobody there yet, or a program that is none of ours.
+    if (e.status == verbs::kRejectedNobodyThere && a.tries < kTriesAtAClosedPort) {
+      return try_again(a, "the peer's library is not there or not listening");
+    }
+    return not_there(a, "the peer's library is not there or not listening");
+  }
+  if (found->nonce != a.find_nonce) {
+    count_refusal("answer to another question");
+    return not_there(a, "the peer's answer is not understood");
+  }
+  on_found(a, *found);
+}
+
+void on_find_event(RemoteAttempt& a, const verbs::CmEvent& e) noexcept {
+  using Kind = verbs::CmEvent::Kind;
+  switch (e.kind) {
+    case Kind::kResolved:
+      return ask_find(a);
+    case Kind::kRejected:
+      return on_rejected_find(a, e);
+    case Kind::kNoRoute:
+      return not_there(
+          a, e.status == -ENODEV ? "no RDMA device leads to the peer" : "the peer has no RDMA");
+    case Kind::kUnreachable:
+      return not_there(a, "the peer does not answer over RDMA");
+    default:  // whoever accepts a question is none of ours
+      return not_there(a, "the peer's library is not there or not listening");
+  }
+}
+
+void join(RemoteAttempt& a) noexcept {
+  bool later = false;
+  if (const Reason reason = make_pair(a, &later)) {
+    return later ? try_again(a, reason) : not_now(a, reason);
+  }
+  uint8_t bytes[wire::kJoinSize];
+  wire::encode(own_join(a), bytes);
+  set_phase(a, RemotePhase::kJoin, kRemoteNs);
+  if (!rdma_host()->manager->connect(a.pair.id, bytes))
+    return not_now(a, "the RDMA device refused");
+}
+
+void on_joined(RemoteAttempt& a, const verbs::CmEvent& e) noexcept {
+  const auto theirs = wire::decode_join(e.data, e.size);
+  if (!theirs) {
+    count_refusal(theirs.error().reason);
+    return not_now(a, "the peer's answer is not understood");
+  }
+  if (!check_join(a, *theirs)) return not_now(a, "the peer's answer is not understood");
+  if (!make_channel(a, *theirs)) return not_now(a, "no descriptor left");
+  lift_remote(a);
+}
+
+void on_join_event(RemoteAttempt& a, const verbs::CmEvent& e) noexcept {
+  using Kind = verbs::CmEvent::Kind;
+  switch (e.kind) {
+    case Kind::kResolved:
+      return a.phase == RemotePhase::kRoute ? join(a) : void();
+    case Kind::kEstablished:
+      return a.phase == RemotePhase::kJoin ? on_joined(a, e) : void();
+    case Kind::kRejected:
+      return try_again(a, "the peer refused");
+    case Kind::kNoRoute:
+    case Kind::kUnreachable:
+      return not_there(a, "the peer does not answer over RDMA");
+    case Kind::kDisconnected:
+      return try_again(a, "the peer left");
+    default:
+      return;
+  }
+}
+
+}  // namespace
+
+void call_remote(RemoteAttempt& a) noexcept {
+  RdmaHost& h = *rdma_host();
+  if (const Reason r = h.reach.blocked(a.tuple.remote, monotonic_ns())) return not_now(a, r);
+  // Who answered for this service before is asked at once, each second time: it may be one of many.
+  const auto known = h.reach.keeper_of(a.tuple.remote);
+  a.line = known && !a.asked_known ? h.lines.find(*known, a.tuple.local, a.tuple.remote) : nullptr;
+  a.asked_known = a.line != nullptr;
+  if (!a.line) return find(a);
+  a.peer_keeper = *known;
+  say_want(a);
+}
+
+void on_caller_event(RemoteAttempt& a, const verbs::CmEvent& e) noexcept {
+  switch (a.phase) {
+    case RemotePhase::kFind:
+      return on_find_event(a, e);
+    case RemotePhase::kRoute:
+    case RemotePhase::kJoin:
+      return on_join_event(a, e);
+    default:
+      return;
+  }
+}
+
+void on_line_open(RemoteAttempt& a) noexcept {
+  if (a.line->keeper() != a.peer_keeper) {
+    count_refusal("the line leads to another keeper");
+    return not_there(a, "the peer's answer is not understood");
+  }
+  say_want(a);
+}
+
+void on_line_down(RemoteAttempt& a, Reason reason) noexcept {
+  if (!a.caller) return back_to_waiting(a);
+  // Before it was open: a key, a version, a firewall. They stay.
+  if (a.phase == RemotePhase::kLine) return not_there(a, reason);
+  try_again(a, reason);
+}
+
+void on_offer(RemoteAttempt& a, const wire::Offer& offer) noexcept {
+  switch (offer.verdict) {
+    case wire::Verdict::kOk:
+      break;
+    case wire::Verdict::kNotMine:
+      if (a.asked_known) {
+        drop_remote(a);
+        return find(a);
+      }
+      return try_again(a, "the peer is not ready");
+    case wire::Verdict::kNotNow:
+      a.asked_known = false;  // it is the right one
+      return try_again(a, "the peer is not ready");
+    case wire::Verdict::kLimit:
+      return not_now(a, "the peer has too many streams on queue pairs");
+    case wire::Verdict::kMemory:
+      return not_now(a, "the peer has no memory for it");
+    default:
+      return not_now(a, "the peer refused");
+  }
+  RdmaHost& h = *rdma_host();
+  wire::Endpoint there = a.tuple.remote;
+  there.port = offer.rdma_port;
+  a.key = h.fresh_key();
+  const auto id = h.manager->resolve(a.tuple.local, there, a.key);
+  if (!id) return not_there(a, "no RDMA device leads to the peer");
+  a.id = *id;
+  set_phase(a, RemotePhase::kRoute, kRemoteNs);
+}
+
+}  // namespace rsock::stream
