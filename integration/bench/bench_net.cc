@@ -49,8 +49,8 @@ void write_port_file(const std::string& path, uint16_t port) {
   if (std::rename(temporary.c_str(), path.c_str()) != 0) die(path.c_str());
 }
 
-// SOCK_STREAM alone, accept() and fcntl() rather than SOCK_CLOEXEC and accept4(): librspreload, which these programs
-// also run under, leaves the newer forms to TCP.
+// SOCK_STREAM alone, accept() and fcntl() rather than SOCK_CLOEXEC and accept4(): librspreload,
+// which these programs also run under, leaves the newer forms to TCP.
 int close_on_exec(int fd) {
   if (fcntl(fd, F_SETFD, FD_CLOEXEC) != 0) die("FD_CLOEXEC");
   return fd;

@@ -148,7 +148,7 @@ class FigureTest(unittest.TestCase):
         plain, shm = runner.Variant.plain("plain"), runner.Variant.shim("/x", "shm")
         load = workloads.Iperf3("128K", 1)
         figure = figures.Figure("k", "t", target, unit, [(load, plain), (load, shm)],
-                                figures._ratio("gbit_per_s"))
+                                figures.ratio("gbit_per_s"))
         results = {}
         for variant, series in zip((plain, shm), values):
             one = report.Series(variant)

@@ -45,7 +45,7 @@ class Variant:
     @staticmethod
     def rspreload():
         """Sockets of rdma-core, preloaded; None where they are not installed."""
-        found = sorted(glob.glob("/usr/lib*/**/rsocket/librspreload.so*", recursive=True))
+        found = sorted(glob.glob("/usr/lib/*/rsocket/librspreload.so*") + glob.glob("/usr/lib*/rsocket/librspreload.so*"))
         return Variant("rspreload", {"LD_PRELOAD": found[0]}, other=True) if found else None
 
 

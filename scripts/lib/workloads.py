@@ -79,13 +79,15 @@ class Iperf3(Workload):
 class OwnPair(Workload):
     """One of our measuring programs, which serve and call.
 
-    observe(server, client), for a LabRunner: looks at both while they run; its figures are added.
+    observe, for a LabRunner (see there): looks at both while they run; observed_figures(report, observed) are
+    the figures of that.
     """
 
     def __init__(self, key, title, seconds, bench_dir, program, keep,
-                 server_args=(), client_args=(), observe=None):
+                 server_args=(), client_args=(), observe=None, observed_figures=None):
         super().__init__(key, title, seconds)
         self.observe = observe
+        self.observed_figures = observed_figures
         self.binary = os.path.join(bench_dir, program)
         self.keep = keep
         self.server_args = list(server_args)
@@ -113,6 +115,8 @@ class OwnPair(Workload):
         figures = {name: report[name] for name in self.keep}
         if "bytes_per_s" in report:
             figures["gbit_per_s"] = report["bytes_per_s"] * 8 / 1e9
+        if self.observed_figures:
+            figures |= self.observed_figures(report, result.observed)
         return figures
 
 
