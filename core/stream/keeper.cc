@@ -13,6 +13,7 @@
 #include "core/base/raw_syscall.h"
 #include "core/os/os.h"
 #include "core/stream/deadline.h"
+#include "core/stream/heat.h"
 #include "core/stream/keeper_loop.h"
 #include "core/stream/moves.h"
 
@@ -325,6 +326,7 @@ void Keeper::after_fork_child() noexcept {
   KeeperInside& in = inside();
   forget_attempts();
   forget_rdma_in_child();
+  forget_heat();
   for (Stream* s = in.asked.load(std::memory_order_relaxed); s != nullptr;) {
     s->in_queue.store(false, std::memory_order_relaxed);
     s = s->next_asked.load(std::memory_order_relaxed);

@@ -14,6 +14,7 @@
 #include "core/base/raw_syscall.h"
 #include "core/os/os.h"
 #include "core/stream/counters.h"
+#include "core/stream/heat.h"
 #include "core/stream/keeper_loop.h"
 #include "core/stream/moves.h"
 #include "core/transport/shm/segment_pool.h"
@@ -235,7 +236,7 @@ bool is_last_thread() noexcept {
 
 uint64_t run_timers(uint64_t now) noexcept {
   // In this order: strict streams hear at once of paths that can't be had.
-  return std::min({run_attempt_timers(now), run_rdma_timers(now), run_strict_timers(now),
+  return std::min({run_attempt_timers(now), run_rdma_timers(now), run_heat_timer(now), run_strict_timers(now),
                    run_later_timers(now), run_owed_timers(now), run_tidy_timer(now),
                    inside().first_thread_left.load(std::memory_order_acquire)
                        ? now + kLastThreadCheckNs

@@ -175,6 +175,7 @@ static uint64_t run_device_timers(RdmaHost& h, uint64_t now) noexcept {
   }
   // Ours and the device list's own: nobody else has it.
   std::erase_if(h.devices, [](const auto& w) { return !w->watched && w->device.use_count() <= 2; });
+  (void)verbs::Device::drop_removed();
   return next;
 }
 

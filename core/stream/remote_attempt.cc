@@ -7,6 +7,7 @@
 #include "core/base/log.h"
 #include "core/os/os.h"
 #include "core/stream/counters.h"
+#include "core/stream/heat.h"
 #include "core/stream/moves.h"
 #include "core/stream/rdma_host.h"
 #include "core/stream/sock_diag.h"
@@ -18,7 +19,6 @@ namespace {
 // A question over the network takes some tens of microseconds: no sooner than that makes sense.
 constexpr uint64_t kFirstRetryNs = kMs;
 constexpr uint64_t kLastRetryNs = 2'000 * kMs;
-constexpr uint32_t kMaxRetries = 25;  // about 8 s in all
 constexpr size_t kMaxAttempts = 256;  // each may hold descriptors
 
 void no_rdma(RemoteAttempt& a, Reason why) noexcept {
@@ -73,7 +73,7 @@ void set_phase(RemoteAttempt& a, RemotePhase phase, uint64_t wait_ns) noexcept {
 
 void try_again(RemoteAttempt& a, Reason reason) noexcept {
   drop_remote(a);
-  if (++a.tries > kMaxRetries) return not_now(a, reason);
+  if (++a.tries > kMostRemoteTries) return not_now(a, reason);
   set_phase(a, RemotePhase::kRetry,
             std::min(kLastRetryNs, kFirstRetryNs << std::min(a.tries / 2, 20u)));
 }
@@ -143,7 +143,7 @@ Reason make_pair(RemoteAttempt& a, bool* later) noexcept {
   const auto why = [](Errno e) -> Reason {
     if (e == ENOMEM) return "locked memory (memlock) is too low";
     if (e == EMFILE || e == ENFILE) return "no descriptor left";
-    if (e == EUSERS) return "too many streams on queue pairs";
+    if (e == EUSERS) return kNoRoom;
     if (e == ENODEV) return "the RDMA device was removed";
     return "the RDMA device refused";
   };
@@ -164,6 +164,12 @@ Reason make_pair(RemoteAttempt& a, bool* later) noexcept {
   a.pair = std::move(*pair);
   a.id = nullptr;
   return nullptr;
+}
+
+void no_room(RemoteAttempt& a) noexcept {
+  if (a.over) return;
+  give_up(a, kNoRoom);
+  wait_for_room(*a.stream, a.generation);
 }
 
 wire::Join own_join(const RemoteAttempt& a) noexcept {

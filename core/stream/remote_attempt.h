@@ -31,6 +31,7 @@ namespace rsock::stream {
 namespace verbs = transport::verbs;
 
 inline constexpr uint64_t kRemoteNs = 3'000 * kMs;  // one answer over the network
+inline constexpr uint32_t kMostRemoteTries = 25;         // about 8 s in all
 
 enum class RemotePhase : uint8_t {
   kLibrary,
@@ -92,6 +93,9 @@ Reason make_pair(RemoteAttempt& a, bool* later) noexcept;
 wire::Join own_join(const RemoteAttempt& a) noexcept;
 /// With the peer's JOIN. False: it is not what was agreed on.
 bool check_join(const RemoteAttempt& a, const wire::Join& join) noexcept;
+/// One of the two ends has no queue pair left: the stream waits for one on TCP (heat.h).
+void no_room(RemoteAttempt& a) noexcept;
+inline constexpr char kNoRoom[] = "too many streams on queue pairs";
 /// pair becomes channel. False: no descriptor left.
 bool make_channel(RemoteAttempt& a, const wire::Join& theirs) noexcept;
 /// The channel goes under the stream.

@@ -124,6 +124,7 @@ void accept_join(RemoteAttempt& a, const wire::Join& theirs, const verbs::CmEven
   if (const Reason reason = make_pair(a, &later)) {
     if (a.id != nullptr) reject_join(e, theirs.nonce, wire::Verdict::kMemory);
     a.id = nullptr;
+    if (reason == kNoRoom) return no_room(a);
     return later ? back_to_waiting(a) : not_now(a, reason);
   }
   const wire::Join ours = own_join(a);
@@ -192,6 +193,8 @@ void answer_want(Line& line, const wire::Want& want) noexcept {
     set_phase(*a, RemotePhase::kWanted, kRemoteNs);
   }
   line.offer(offer);
+  // The two ends compare what they have: here the coldest may have to go.
+  if (offer.verdict == wire::Verdict::kLimit && a != nullptr) no_room(*a);
 }
 
 void answer_join(const verbs::CmEvent& e) noexcept {

@@ -4,6 +4,7 @@
 
 #include "core/base/clock.h"
 #include "core/base/config.h"
+#include "core/base/log.h"
 #include "core/os/os.h"
 #include "core/stream/counters.h"
 #include "core/stream/rdma_host.h"
@@ -12,10 +13,6 @@
 
 namespace rsock::stream {
 namespace {
-
-// The peer's process reaches its threshold at about the same time; until then nobody may be at its
-// port.
-constexpr uint32_t kTriesAtAClosedPort = 20;  // about two seconds: it may be loading rdma-core
 
 /// Of each direction. Pinned memory, so less than on shared memory, and less when there are many.
 uint32_t ring_bytes_now(const RdmaHost& h) noexcept {
@@ -79,6 +76,9 @@ void on_found(RemoteAttempt& a, const wire::Found& found) noexcept {
       return not_now(a, "the peer refused");
   }
   h.reach.found(a.tuple.remote, found.keeper, monotonic_ns());
+  for (const auto& other : h.attempts) {  // whoever waits for the same service need not any more
+    if (!other->over && other->phase == RemotePhase::kRetry && other->tuple.remote == a.tuple.remote) other->due = 0;
+  }
   a.peer_keeper = found.keeper;
   a.line = h.lines.find(found.keeper, a.tuple.local, a.tuple.remote);
   if (a.line) return say_want(a);
@@ -92,10 +92,13 @@ void on_found(RemoteAttempt& a, const wire::Found& found) noexcept {
 void on_rejected_find(RemoteAttempt& a, const verbs::CmEvent& e) noexcept {
   const auto found = wire::decode_found(e.data, e.size);
   if (!found) {
-    // Nobody there yet, or a program that is none of ours.
-    if (e.status == verbs::kRejectedNobodyThere && a.tries < kTriesAtAClosedPort) {
+    // Nobody there yet: its process passes its threshold at about the same time, and may have rdma-core to load. Or a
+    // program that is none of ours.
+    if (e.status == verbs::kRejectedNobodyThere && a.tries < kMostRemoteTries) {
       return try_again(a, "the peer's library is not there or not listening");
     }
+    if (e.status == verbs::kRejectedStale) return try_again(a, "the peer is not ready");
+    RSOCK_LOG(kDebug, "a question was rejected with %d, %zu bytes", e.status, e.size);
     return not_there(a, "the peer's library is not there or not listening");
   }
   if (found->nonce != a.find_nonce) {
@@ -125,6 +128,7 @@ void on_find_event(RemoteAttempt& a, const verbs::CmEvent& e) noexcept {
 void join(RemoteAttempt& a) noexcept {
   bool later = false;
   if (const Reason reason = make_pair(a, &later)) {
+    if (reason == kNoRoom) return no_room(a);
     return later ? try_again(a, reason) : not_now(a, reason);
   }
   uint8_t bytes[wire::kJoinSize];
@@ -219,7 +223,7 @@ void on_offer(RemoteAttempt& a, const wire::Offer& offer) noexcept {
       a.asked_known = false;  // it is the right one
       return try_again(a, "the peer is not ready");
     case wire::Verdict::kLimit:
-      return not_now(a, "the peer has too many streams on queue pairs");
+      return no_room(a);
     case wire::Verdict::kMemory:
       return not_now(a, "the peer has no memory for it");
     default:

@@ -51,6 +51,9 @@ struct CmEvent {
 
 /// Nobody listens at that port (IB_CM_REJ_INVALID_SERVICE_ID).
 inline constexpr int kRejectedNobodyThere = 8;
+/// The kernel there knows a connection from the same queue pair number. A FIND has none, so two of them at once, of any
+/// processes of a host, are in each other's way (cm_match_req() in drivers/infiniband/core/cm.c).
+inline constexpr int kRejectedStale = 10;
 /// A program said no (IB_CM_REJ_CONSUMER_DEFINED).
 inline constexpr int kRejectedByPeer = 28;
 

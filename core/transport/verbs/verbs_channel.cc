@@ -7,6 +7,7 @@
 #include <climits>
 
 #include "core/base/inside.h"
+#include "core/base/log.h"
 #include "core/os/os.h"
 #include "core/transport/verbs/rdma_library.h"
 
@@ -199,6 +200,10 @@ bool VerbsChannel::push() noexcept {
 
 void VerbsChannel::on_sent(const ibv_wc& wc) noexcept {
   if (wc.status != IBV_WC_SUCCESS) {
+    if (failure_.load(memory_order_relaxed) == nullptr) {
+      RSOCK_LOG(kInfo, "queue pair %u: %s (vendor %u)", wc.qp_num,
+                RdmaLibrary::get()->ibv_wc_status_str(wc.status), wc.vendor_err);
+    }
     return fail_path(wc.status == IBV_WC_RETRY_EXC_ERR    ? "the peer does not answer over RDMA any more"
                      : wc.status == IBV_WC_REM_ACCESS_ERR ? "the peer's ring may not be written any more"
                                                           : "the queue pair failed");
