@@ -49,17 +49,12 @@ void write_port_file(const std::string& path, uint16_t port) {
   if (std::rename(temporary.c_str(), path.c_str()) != 0) die(path.c_str());
 }
 
-// SOCK_STREAM alone, accept() and fcntl() rather than SOCK_CLOEXEC and accept4(): librspreload,
-// which these programs also run under, leaves the newer forms to TCP.
-int close_on_exec(int fd) {
-  if (fcntl(fd, F_SETFD, FD_CLOEXEC) != 0) die("FD_CLOEXEC");
-  return fd;
-}
-
+// SOCK_STREAM alone, and accept() rather than accept4(): librspreload, which these programs also
+// run under, leaves the newer forms to TCP, and refuses FD_CLOEXEC. Nothing here calls exec.
 int stream_socket(const Address& address) {
   int fd = socket(address.storage.ss_family, SOCK_STREAM, 0);
   if (fd < 0) die("socket");
-  return close_on_exec(fd);
+  return fd;
 }
 
 }  // namespace
@@ -90,7 +85,7 @@ int accept_one(int listener) {
     fd = accept(listener, nullptr, nullptr);
   } while (fd < 0 && errno == EINTR);
   if (fd < 0) die("accept");
-  return close_on_exec(fd);
+  return fd;
 }
 
 void set_nodelay(int fd) {

@@ -5,9 +5,9 @@
 //   [--seconds 2]
 //
 // The client opens all connections and makes --rounds round trips of 64 bytes on each. Then the
-// first --hot go on in turn, for --settle seconds; it says "steady" (on stderr), and they go on for --seconds
-// more, in which somebody looks at both processes from outside. The server ends with its last
-// connection.
+// first --hot go on in turn, for --settle seconds; it says "steady" (on stderr), and they go on for
+// --seconds more, in which somebody looks at both processes from outside. The server ends with its
+// last connection.
 
 #include <fcntl.h>
 #include <sys/epoll.h>

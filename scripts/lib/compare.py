@@ -66,16 +66,18 @@ class Plan:
         bench = os.path.join(options.build_dir, "bench")
         # iperf3 counts in whole seconds.
         iperf_s, own_s = (1, 0.3) if options.quick else (3, 1.5)
+        # A first lift over RDMA loads rdma-core and opens the device.
+        warmup = workloads.RDMA_WARMUP if rdma else 0
         self.rdma = rdma
-        self.loads = [workloads.Iperf3(block, iperf_s) for block in BLOCKS]
-        self.loads += [workloads.round_trip(bench, size, label, own_s) for size, label in SIZES]
-        self.loads += [workloads.one_way(bench, size, label, own_s) for size, label in SIZES]
+        self.loads = [workloads.Iperf3(block, iperf_s, warmup) for block in BLOCKS]
+        self.loads += [workloads.round_trip(bench, size, label, own_s, warmup=warmup) for size, label in SIZES]
+        self.loads += [workloads.one_way(bench, size, label, own_s, warmup) for size, label in SIZES]
         paths = [path for path in options.path_list[1:] if rdma or path != "rdma"]
         self.variants = [runner.Variant.plain("tcp")] + [runner.Variant.shim(library, path) for path in paths]
         self.raw = {}
         if rdma:
             self.variants += filter(None, [runner.Variant.rspreload(), runner.Variant("verbs", other=True)])
-            self.loads.insert(len(BLOCKS), workloads.one_way(bench, 131072, "128 KiB", own_s))
+            self.loads.insert(len(BLOCKS), workloads.one_way(bench, 131072, "128 KiB", own_s, warmup))
             self.raw = {f"rtt_{size}": verbs.PingPong(size, label, own_s) for size, label in SIZES}
             self.raw[f"iperf3_{BLOCKS[0]}"] = verbs.WriteBandwidth(65536, "64 KiB", iperf_s)
 

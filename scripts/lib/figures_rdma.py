@@ -27,20 +27,24 @@ def make(options):
     raw = runner.Variant("verbs", other=True)
     rspreload = runner.Variant.rspreload()
 
-    iperf = workloads.Iperf3("128K", iperf_s)
-    ping = workloads.round_trip(bench, 64, "64 B", own_s)
-    blocks = workloads.one_way(bench, 131072, "128 KiB", own_s)
+    warmup = workloads.RDMA_WARMUP
+    iperf = workloads.Iperf3("128K", iperf_s, warmup)
+    ping = workloads.round_trip(bench, 64, "64 B", own_s, warmup=warmup)
+    blocks = workloads.one_way(bench, 131072, "128 KiB", own_s, warmup)
     pingpong = verbs.PingPong(64, "64 B", own_s)
     write_bw = verbs.WriteBandwidth(65536, "64 KiB", iperf_s)
     connect = workloads.connect_rate(bench, 1, own_s)
 
     def counted(size, label):
-        return workloads.OwnPair(f"calls_{size}", f"system calls, one way {label}", 4, bench, "stream", ("messages_per_s",),
-                                 (), ("--size", str(size)), observe.system_calls, observe.per_message)
+        load = workloads.one_way(bench, size, label, 4, warmup)
+        load.key, load.title = f"calls_{size}", f"system calls, one way {label}"
+        load.observe, load.observed_figures = lambda ends: observe.system_calls(ends, warmup + 1), observe.per_message
+        return load
 
     def many(count):
         return workloads.OwnPair(f"many_{count}", f"{count} connections, 64 hot", 4, bench, "many", ("messages_per_s",), (),
-                                 ("--connections", str(count)), observe.pinned, lambda _, observed: observed)
+                                 ("--connections", str(count), "--settle", str(2 * warmup)), 0, observe.pinned,
+                                 lambda _, observed: observed)
 
     small, large = counted(64, "64 B"), counted(131072, "128 KiB")
     crowds = [(many(count), most) for count in CONNECTIONS]

@@ -89,6 +89,13 @@ class SummaryTest(unittest.TestCase):
         self.assertTrue(summary.prove(both, {"server": 7, "client": 7}, "shm").ok)
         self.assertFalse(summary.prove({"client": line(7)}, {"server": 7, "client": 7}, "shm").ok)
 
+    def test_what_was_measured_must_have_arrived_on_the_path(self):
+        took = {"tcp": 9000, "shm": 1000}
+        both = line(1, bytes_received=took) + line(2)
+        self.assertTrue(summary.prove(both, PIDS, "shm", measured=1100).ok)
+        late = summary.prove(both, PIDS, "shm", measured=2000)
+        self.assertIn("of 2000 bytes that were measured, 1000 went over shm", late.text())
+
     def test_no_run_is_no_proof(self):
         self.assertFalse(summary.Proof("shm").ok)
 

@@ -49,7 +49,7 @@ def read_counts(text):
     return float(window[2]) - float(window[1]), total, posts
 
 
-def system_calls(ends, warm=1.5):
+def system_calls(ends, warm):
     """{"calls_per_s", "posts_per_s"} of both ends together, `warm` seconds after the client's start.
 
     A post is a write() to the verbs device: rxe's way to ring the doorbell (and to arm a completion queue), where
