@@ -81,7 +81,7 @@ class LabRunner:
                 time.sleep(0.02)
             # A listener of librspreload is no TCP socket.
             elif self.server_host.run(f"for i in 1 2 3 4 5 6 7 8; do grep -qs ':{port:04X} 0*:0000 0A' /proc/net/tcp "
-                                      f"/proc/net/tcp6 || rdma resource show cm_id | grep -q ':{port} .*LISTEN' && exit; "
+                                      f"/proc/net/tcp6 || rdma resource show cm_id | grep -q 'LISTEN .*:{port} ' && exit; "
                                       "sleep 0.05; done; exit 1", GRACE).rc == 0:
                 return port
         said = (process.errors() or process.output())[-300:]
