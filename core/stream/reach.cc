@@ -30,6 +30,11 @@ Reason Reach::blocked(const wire::Endpoint& service, uint64_t now) const noexcep
   return e != nullptr && now < e->until ? e->reason : nullptr;
 }
 
+bool Reach::failed_before(const wire::Endpoint& service) const noexcept {
+  const Entry* e = look(service);
+  return e != nullptr && e->reason != nullptr;
+}
+
 void Reach::failed(const wire::Endpoint& service, Reason reason, uint64_t now) noexcept {
   Entry& e = entry(service);
   // Streams that failed side by side are one failure.

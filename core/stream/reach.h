@@ -23,6 +23,8 @@ class Reach {
 
   /// Why nobody should ask for this service now, or null.
   Reason blocked(const wire::Endpoint& service, uint64_t now) const noexcept;
+  /// Nobody was there the last time either.
+  bool failed_before(const wire::Endpoint& service) const noexcept;
   /// Nobody asks for 5 s, then twice as long each time, up to 5 minutes.
   void failed(const wire::Endpoint& service, Reason reason, uint64_t now) noexcept;
 

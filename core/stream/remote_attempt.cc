@@ -109,9 +109,10 @@ void on_remote_due(RemoteAttempt& a) noexcept {
     case RemotePhase::kRetry:
       return begin_remote(a);
     case RemotePhase::kFind:
-    case RemotePhase::kRoute:
-    case RemotePhase::kJoin:
       return not_there(a, "the peer does not answer over RDMA");
+    case RemotePhase::kRoute:
+    case RemotePhase::kJoin:  // it did: busy, or the path is
+      return not_now(a, "the peer does not answer over RDMA");
     case RemotePhase::kLine:
     case RemotePhase::kOffer:
       return try_again(a, "the peer does not answer");

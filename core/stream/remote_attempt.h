@@ -31,7 +31,7 @@ namespace rsock::stream {
 namespace verbs = transport::verbs;
 
 inline constexpr uint64_t kRemoteNs = 3'000 * kMs;  // one answer over the network
-inline constexpr uint32_t kMostRemoteTries = 25;         // about 8 s in all
+inline constexpr uint32_t kMostRemoteTries = 25;    // about 8 s in all
 
 enum class RemotePhase : uint8_t {
   kLibrary,

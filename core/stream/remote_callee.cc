@@ -122,7 +122,8 @@ void accept_join(RemoteAttempt& a, const wire::Join& theirs, const verbs::CmEven
   h.manager->adopt(a.id, a.key);
   bool later = false;
   if (const Reason reason = make_pair(a, &later)) {
-    if (a.id != nullptr) reject_join(e, theirs.nonce, wire::Verdict::kMemory);
+    const auto verdict = at_limit() ? wire::Verdict::kLimit : wire::Verdict::kMemory;
+    if (a.id != nullptr) reject_join(e, theirs.nonce, verdict);
     a.id = nullptr;
     if (reason == kNoRoom) return no_room(a);
     return later ? back_to_waiting(a) : not_now(a, reason);

@@ -4,7 +4,6 @@
 
 #include "core/base/clock.h"
 #include "core/base/config.h"
-#include "core/base/log.h"
 #include "core/os/os.h"
 #include "core/stream/counters.h"
 #include "core/stream/rdma_host.h"
@@ -14,6 +13,13 @@
 namespace rsock::stream {
 namespace {
 
+// Where nobody was at the port the last time.
+constexpr uint32_t kTriesAtOneClosedBefore = 6;
+// More would wait for each other, with their time limits running: registering memory takes the
+// keeper's time.
+constexpr int kMostAtOnce = 8;
+constexpr uint64_t kTurnNs = 5 * kMs;
+
 /// Of each direction. Pinned memory, so less than on shared memory, and less when there are many.
 uint32_t ring_bytes_now(const RdmaHost& h) noexcept {
   uint32_t bytes = config().ring_bytes;
@@ -22,6 +28,14 @@ uint32_t ring_bytes_now(const RdmaHost& h) noexcept {
     bytes = live < 16 ? 1 << 20 : live < 128 ? 256 << 10 : 64 << 10;
   }
   return std::min(bytes, h.largest_ring);
+}
+
+bool too_many_at_once() noexcept {
+  int n = 0;
+  for (const auto& a : rdma_host()->attempts) {
+    n += !a->over && a->caller && a->phase >= RemotePhase::kFind && a->phase <= RemotePhase::kJoin;
+  }
+  return n >= kMostAtOnce;
 }
 
 bool random_nonce(uint64_t* out) noexcept {
@@ -77,7 +91,9 @@ void on_found(RemoteAttempt& a, const wire::Found& found) noexcept {
   }
   h.reach.found(a.tuple.remote, found.keeper, monotonic_ns());
   for (const auto& other : h.attempts) {  // whoever waits for the same service need not any more
-    if (!other->over && other->phase == RemotePhase::kRetry && other->tuple.remote == a.tuple.remote) other->due = 0;
+    if (!other->over && other->phase == RemotePhase::kRetry &&
+        other->tuple.remote == a.tuple.remote)
+      other->due = 0;
   }
   a.peer_keeper = found.keeper;
   a.line = h.lines.find(found.keeper, a.tuple.local, a.tuple.remote);
@@ -92,13 +108,14 @@ void on_found(RemoteAttempt& a, const wire::Found& found) noexcept {
 void on_rejected_find(RemoteAttempt& a, const verbs::CmEvent& e) noexcept {
   const auto found = wire::decode_found(e.data, e.size);
   if (!found) {
-    // Nobody there yet: its process passes its threshold at about the same time, and may have rdma-core to load. Or a
-    // program that is none of ours.
-    if (e.status == verbs::kRejectedNobodyThere && a.tries < kMostRemoteTries) {
+    // Nobody there yet: its process passes its threshold at about the same time, and may have
+    // rdma-core to load. Or a program that is none of ours.
+    const uint32_t most = rdma_host()->reach.failed_before(a.tuple.remote) ? kTriesAtOneClosedBefore
+                                                                           : kMostRemoteTries;
+    if (e.status == verbs::kRejectedNobodyThere && a.tries < most) {
       return try_again(a, "the peer's library is not there or not listening");
     }
     if (e.status == verbs::kRejectedStale) return try_again(a, "the peer is not ready");
-    RSOCK_LOG(kDebug, "a question was rejected with %d, %zu bytes", e.status, e.size);
     return not_there(a, "the peer's library is not there or not listening");
   }
   if (found->nonce != a.find_nonce) {
@@ -123,6 +140,27 @@ void on_find_event(RemoteAttempt& a, const verbs::CmEvent& e) noexcept {
     default:  // whoever accepts a question is none of ours
       return not_there(a, "the peer's library is not there or not listening");
   }
+}
+
+/// Not ok, and not about who holds the connection.
+void on_refusal(RemoteAttempt& a, wire::Verdict verdict) noexcept {
+  switch (verdict) {
+    case wire::Verdict::kNotMine:
+    case wire::Verdict::kNotNow:
+      return try_again(a, "the peer is not ready");
+    case wire::Verdict::kLimit:
+      return no_room(a);
+    case wire::Verdict::kMemory:
+      return not_now(a, "the peer has no memory for it");
+    default:
+      return not_now(a, "the peer refused");
+  }
+}
+
+void on_rejected_join(RemoteAttempt& a, const verbs::CmEvent& e) noexcept {
+  const auto why = wire::decode_found(e.data, e.size);
+  if (!why || why->nonce != a.nonce) return try_again(a, "the peer refused");
+  on_refusal(a, why->verdict);
 }
 
 void join(RemoteAttempt& a) noexcept {
@@ -157,7 +195,7 @@ void on_join_event(RemoteAttempt& a, const verbs::CmEvent& e) noexcept {
     case Kind::kEstablished:
       return a.phase == RemotePhase::kJoin ? on_joined(a, e) : void();
     case Kind::kRejected:
-      return try_again(a, "the peer refused");
+      return on_rejected_join(a, e);
     case Kind::kNoRoute:
     case Kind::kUnreachable:
       return not_there(a, "the peer does not answer over RDMA");
@@ -173,6 +211,7 @@ void on_join_event(RemoteAttempt& a, const verbs::CmEvent& e) noexcept {
 void call_remote(RemoteAttempt& a) noexcept {
   RdmaHost& h = *rdma_host();
   if (const Reason r = h.reach.blocked(a.tuple.remote, monotonic_ns())) return not_now(a, r);
+  if (too_many_at_once()) return set_phase(a, RemotePhase::kRetry, kTurnNs);
   // Who answered for this service before is asked at once, each second time: it may be one of many.
   const auto known = h.reach.keeper_of(a.tuple.remote);
   a.line = known && !a.asked_known ? h.lines.find(*known, a.tuple.local, a.tuple.remote) : nullptr;
@@ -219,15 +258,9 @@ void on_offer(RemoteAttempt& a, const wire::Offer& offer) noexcept {
         return find(a);
       }
       return try_again(a, "the peer is not ready");
-    case wire::Verdict::kNotNow:
-      a.asked_known = false;  // it is the right one
-      return try_again(a, "the peer is not ready");
-    case wire::Verdict::kLimit:
-      return no_room(a);
-    case wire::Verdict::kMemory:
-      return not_now(a, "the peer has no memory for it");
     default:
-      return not_now(a, "the peer refused");
+      if (offer.verdict == wire::Verdict::kNotNow) a.asked_known = false;  // it is the right one
+      return on_refusal(a, offer.verdict);
   }
   RdmaHost& h = *rdma_host();
   wire::Endpoint there = a.tuple.remote;

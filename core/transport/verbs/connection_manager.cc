@@ -85,6 +85,10 @@ class RealManager final : public ConnectionManager {
   void read_event(const rdma_cm_event& from, CmEvent* to) noexcept;
 
   void note_context(ibv_context* context) noexcept;
+  /// The peer's kernel knows a caller by its queue pair's number: a second request with the same is
+  /// stale to it, and even ends the connection that has it (ib_cm, cm_match_req). So a question has
+  /// a number of its own, a real one.
+  Result<void> make_number(rdma_cm_id* id) noexcept;
 
   rdma_event_channel* const channel_;
   /// librdmacm opens one per device and keeps it until it finds the device gone.
@@ -93,6 +97,12 @@ class RealManager final : public ConnectionManager {
     int fd;  // tells a new one at an old address
   };
   std::vector<Known> contexts_;
+  /// Ids that only ask, with the queue pair and queue that they need for it.
+  struct Question {
+    rdma_cm_id* id;
+    ibv_cq* cq;
+  };
+  std::vector<Question> questions_;
 };
 
 void RealManager::set_ack_timeout(rdma_cm_id* id) noexcept {
@@ -162,8 +172,28 @@ Result<rdma_cm_id*> RealManager::resolve(const wire::Endpoint& from, const wire:
   return id;
 }
 
+Result<void> RealManager::make_number(rdma_cm_id* id) noexcept {
+  ibv_cq* cq = library().ibv_create_cq(id->verbs, 2, nullptr, nullptr, 0);
+  if (cq == nullptr) return fail(last_error());
+  ibv_qp_init_attr wanted{};
+  wanted.send_cq = wanted.recv_cq = cq;
+  wanted.qp_type = IBV_QPT_RC;
+  wanted.cap.max_send_wr = wanted.cap.max_recv_wr = 1;
+  wanted.cap.max_send_sge = wanted.cap.max_recv_sge = 1;
+  if (library().rdma_create_qp(id, id->pd, &wanted) != 0) {
+    const Errno why = last_error();
+    (void)library().ibv_destroy_cq(cq);
+    return fail(why);
+  }
+  questions_.push_back(Question{id, cq});
+  return {};
+}
+
 Result<void> RealManager::connect(rdma_cm_id* id, std::span<const uint8_t> data) noexcept {
   const InsideLibrary guard;
+  if (id->qp == nullptr) {
+    if (const auto made = make_number(id); !made) return made;
+  }
   rdma_conn_param p = parameters(data);
   if (library().rdma_connect(id, &p) != 0) return fail(last_error());
   return {};
@@ -185,7 +215,13 @@ void RealManager::reject(rdma_cm_id* id, std::span<const uint8_t> data) noexcept
 void RealManager::destroy(rdma_cm_id* id) noexcept {
   if (id == nullptr) return;
   const InsideLibrary guard;
+  const auto question = std::find_if(questions_.begin(), questions_.end(),
+                                     [=](const Question& q) { return q.id == id; });
+  if (question != questions_.end()) library().rdma_destroy_qp(id);
   (void)library().rdma_destroy_id(id);
+  if (question == questions_.end()) return;
+  (void)library().ibv_destroy_cq(question->cq);
+  questions_.erase(question);
 }
 
 void RealManager::read_event(const rdma_cm_event& from, CmEvent* to) noexcept {

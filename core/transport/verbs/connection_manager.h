@@ -51,8 +51,8 @@ struct CmEvent {
 
 /// Nobody listens at that port (IB_CM_REJ_INVALID_SERVICE_ID).
 inline constexpr int kRejectedNobodyThere = 8;
-/// The kernel there knows a connection from the same queue pair number. A FIND has none, so two of them at once, of any
-/// processes of a host, are in each other's way (cm_match_req() in drivers/infiniband/core/cm.c).
+/// The kernel there knows a connection from the same queue pair number (cm_match_req() in
+/// drivers/infiniband/core/cm.c): it has not yet heard that the one before is over.
 inline constexpr int kRejectedStale = 10;
 /// A program said no (IB_CM_REJ_CONSUMER_DEFINED).
 inline constexpr int kRejectedByPeer = 28;
@@ -74,6 +74,7 @@ class ConnectionManager {
   virtual Result<rdma_cm_id*> resolve(const wire::Endpoint& from, const wire::Endpoint& to,
                                       uint64_t key) noexcept = 0;
   /// With the queue pair of `id` if it has one; else only to ask, and the answer is a rejection.
+  /// Such an id is to be ended by destroy().
   virtual Result<void> connect(rdma_cm_id* id, std::span<const uint8_t> data) noexcept = 0;
   /// Before a queue pair is made on it: names the id of a kRequest.
   virtual void adopt(rdma_cm_id* id, uint64_t key) noexcept = 0;
