@@ -223,7 +223,7 @@ def main(argv):
     try:
         with open_runner(options) as (run, hosts):
             plan = Plan(options, hosts is not None)
-            where = "this machine" if not hosts or hosts.here else f"lab, {options.hosts} guests"
+            where = "this machine" if not hosts or hosts.here else f"lab, {options.hosts} guest{'s' * (options.hosts > 1)}"
             results = measure(options, plan, run)
     except lab.Unavailable as reason:
         print(f"compare: no RDMA device, and no lab here: {reason}", file=sys.stderr)

@@ -19,7 +19,7 @@ FIGURES = {
     "connections_per_s": ("1/s", "higher"),
 }
 
-RDMA_WARMUP = 3  # seconds: emulated, a process's first lift takes one or two
+RDMA_WARMUP = 4  # seconds: emulated, a process's first lift takes one to three
 
 
 def gain(name, base, other):
