@@ -49,12 +49,19 @@ void write_port_file(const std::string& path, uint16_t port) {
   if (std::rename(temporary.c_str(), path.c_str()) != 0) die(path.c_str());
 }
 
+// SOCK_STREAM alone, and accept() rather than accept4(): librspreload, which these programs also
+// run under, leaves the newer forms to TCP, and refuses FD_CLOEXEC. Nothing here calls exec.
+int stream_socket(const Address& address) {
+  int fd = socket(address.storage.ss_family, SOCK_STREAM, 0);
+  if (fd < 0) die("socket");
+  return fd;
+}
+
 }  // namespace
 
 int listen_on(const std::string& text, uint16_t port, const std::string& port_file) {
   Address address = make_address(text, port);
-  int fd = socket(address.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  if (fd < 0) die("socket");
+  int fd = stream_socket(address);
   int on = 1;
   if (setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) != 0) die("SO_REUSEADDR");
   if (bind(fd, address.get(), address.size) != 0) die("bind");
@@ -67,8 +74,7 @@ int listen_on(const std::string& text, uint16_t port, const std::string& port_fi
 
 int connect_to(const std::string& text, uint16_t port) {
   Address address = make_address(text, port);
-  int fd = socket(address.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  if (fd < 0) die("socket");
+  int fd = stream_socket(address);
   if (connect(fd, address.get(), address.size) != 0) die("connect");
   return fd;
 }
@@ -76,7 +82,7 @@ int connect_to(const std::string& text, uint16_t port) {
 int accept_one(int listener) {
   int fd;
   do {
-    fd = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
+    fd = accept(listener, nullptr, nullptr);
   } while (fd < 0 && errno == EINTR);
   if (fd < 0) die("accept");
   return fd;

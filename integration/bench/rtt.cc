@@ -1,7 +1,8 @@
 // Round trips between two processes: one message there, the same size back, one at a time.
 //
 //   rtt server [--port 0] [--port-file F] [--bind ADDR] [--mode block|poll|epoll] [--clients 1]
-//   rtt client --port N [--host ADDR] [--size 64] [--seconds 1] [--mode block|poll|epoll]
+//   rtt client --port N [--host ADDR] [--size 64] [--seconds 1] [--warmup 0.2]
+//              [--mode block|poll|epoll]
 //
 // The client prints the line that counts; the server prints how many messages it echoed.
 
@@ -91,6 +92,7 @@ int run_client(bench::Args args) {
   auto port = static_cast<uint16_t>(args.size("--port", 0));
   uint64_t size = args.size("--size", 64);
   double seconds = args.real("--seconds", 1);
+  double warmup = args.real("--warmup", bench::kWarmupSeconds);
   bench::Mode mode = bench::parse_mode(args.text("--mode", "block"));
   args.finish();
   if (port == 0 || size == 0 || size > kMaxSize) bench::die_usage("rtt client: --port, --size?");
@@ -102,7 +104,7 @@ int run_client(bench::Args args) {
   channel.send_all(&hello, sizeof hello);
 
   Pinger pinger(channel, size);
-  const uint64_t warm_until = now_ns() + static_cast<uint64_t>(bench::kWarmupSeconds * 1e9);
+  const uint64_t warm_until = now_ns() + static_cast<uint64_t>(warmup * 1e9);
   while (now_ns() < warm_until || pinger.count() < bench::kWarmupMessages) pinger.round_trip();
 
   bench::Histogram times;

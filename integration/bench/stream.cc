@@ -1,8 +1,8 @@
 // One-way messages: the client sends messages of one size as fast as it can, the server counts.
 //
-//   stream server [--port 0] [--port-file F] [--bind ADDR] [--mode block|poll|epoll]
+//   stream server [--port 0] [--port-file F] [--bind ADDR] [--mode block|poll|epoll] [--warmup 0.2]
 //   stream client --port N [--host ADDR] [--size 64] [--seconds 1] [--mode block|poll|epoll]
-//                 [--nodelay 0|1] [--checksum 0|1]
+//                 [--nodelay 0|1] [--checksum 0|1] [--warmup 0.2]
 //
 // Every send() and recv() asks for one message. The figures are the receiver's: it starts to count
 // after its own warm-up. With --checksum 1 both ends hash every byte in order (the client fills
@@ -66,13 +66,13 @@ class Filler {
 // A look at the clock costs as much as a small message on a fast path, so it is rare for them.
 uint64_t messages_per_look(uint64_t size) { return size >= 65536 ? 1 : size >= 4096 ? 16 : 256; }
 
-Report receive(Channel& channel, const Hello& hello) {
+Report receive(Channel& channel, const Hello& hello, double warmup) {
   std::vector<char> message(hello.size);
   Hash hash;
   Report report{};
   const uint64_t look = messages_per_look(hello.size);
   const uint64_t warm_bytes = bench::kWarmupMessages * hello.size;
-  const uint64_t warm_until = now_ns() + static_cast<uint64_t>(bench::kWarmupSeconds * 1e9);
+  const uint64_t warm_until = now_ns() + static_cast<uint64_t>(warmup * 1e9);
   uint64_t base_bytes = 0, base_ns = 0, calls = 0;
   for (;;) {
     size_t got = channel.recv_some(message.data(), message.size());
@@ -110,6 +110,7 @@ int run_server(bench::Args args) {
   std::string port_file = args.text("--port-file", "");
   std::string bind = args.text("--bind", "127.0.0.1");
   bench::Mode mode = bench::parse_mode(args.text("--mode", "block"));
+  double warmup = args.real("--warmup", bench::kWarmupSeconds);
   args.finish();
 
   int listener = bench::listen_on(bind, port, port_file);
@@ -120,7 +121,7 @@ int run_server(bench::Args args) {
   if (std::memcmp(hello.magic, kMagic, sizeof kMagic) != 0 || hello.size == 0 ||
       hello.size > kMaxSize)
     die_plain("stream server: the client does not speak stream");
-  Report report = receive(channel, hello);
+  Report report = receive(channel, hello, warmup);
   channel.send_all(&report, sizeof report);
   print("stream server", mode, hello.size, report);
   return 0;
@@ -134,6 +135,7 @@ int run_client(bench::Args args) {
   bool nodelay = args.size("--nodelay", 0) != 0;
   double seconds = args.real("--seconds", 1);
   bench::Mode mode = bench::parse_mode(args.text("--mode", "block"));
+  double warmup = args.real("--warmup", bench::kWarmupSeconds);
   args.finish();
   if (port == 0 || hello.size == 0 || hello.size > kMaxSize)
     bench::die_usage("stream client: --port, --size?");
@@ -145,7 +147,7 @@ int run_client(bench::Args args) {
   Filler filler;
   Hash hash;
   const uint64_t look = messages_per_look(hello.size);
-  const uint64_t end = now_ns() + static_cast<uint64_t>((bench::kWarmupSeconds + seconds) * 1e9);
+  const uint64_t end = now_ns() + static_cast<uint64_t>((warmup + seconds) * 1e9);
   uint64_t messages = 0;
   do {
     for (uint64_t i = 0; i < look; ++i) {

@@ -1,7 +1,8 @@
 """Measures the figures that the project holds itself to, and prints each beside its target.
 
 It reports; a figure that is not met is not an error. Status 1 only if something could not be
-measured. scripts/bench runs this.
+measured. Figures of RDMA are measured on this machine's device, or in the lab, in one boot.
+scripts/bench runs this.
 """
 
 import argparse
@@ -11,6 +12,9 @@ import statistics
 import sys
 
 import figures
+import figures_rdma
+import lab
+import lab_runner
 import report
 import runner
 
@@ -46,20 +50,37 @@ def plan(wanted, rounds):
     return sorted(needs.values(), key=lambda need: order.index(need[0].key))
 
 
-def measure(wanted, rounds):
+def measure(wanted, rounds, run):
+    """{(workload's key, variant's name): Series}"""
     needs = plan(wanted, rounds)
     results = {(load.key, v.name): report.Series(v) for load, v, _ in needs}
     progress = report.Progress("bench", sum(count for _, _, count in needs))
     most = max(count for _, _, count in needs)
-    with runner.Runner() as run:
-        for number in range(most):
-            # Every other round goes backwards: a drift of the machine favours neither side.
-            for load, variant, count in needs if number % 2 == 0 else reversed(needs):
-                if number < count:
-                    progress.step(f"round {number + 1}/{most}, {load.title}, {variant.name}")
-                    results[load.key, variant.name].measure(run, load)
+    for number in range(most):
+        # Every other round goes backwards: a drift of the machine favours neither side.
+        for load, variant, count in needs if number % 2 == 0 else reversed(needs):
+            if number < count:
+                progress.step(f"round {number + 1}/{most}, {load.title}, {variant.name}")
+                results[load.key, variant.name].measure(run, load)
     progress.end()
     return results
+
+
+def measure_all(wanted, options):
+    """(figures that could be measured, results). Here first; then where there is RDMA, if that can be had."""
+    here, there = ([f for f in wanted if f.lab is in_lab] for in_lab in (False, True))
+    results = {}
+    if here:
+        with runner.Runner() as run:
+            results |= measure(here, options.rounds, run)
+    if there:
+        try:
+            with lab.Lab(1, options.build_dir) as hosts:
+                results |= measure(there, options.rounds, lab_runner.LabRunner(hosts))
+        except lab.Unavailable as reason:
+            print(f"bench: figures of RDMA are left out: no device, and no lab here: {reason}", file=sys.stderr)
+            there = []
+    return here + there, results
 
 
 class Verdict:
@@ -107,17 +128,24 @@ def _show(value, unit):
         return "-"
     # A fall below the target by a thousandth must not be rounded away.
     return f"{value:.1f}x" if unit == "x" and value >= 10 else \
-        f"{value:.3f}x" if unit == "x" else f"{value:.1f} {unit}"
+        f"{value:.3f}x" if unit == "x" else f"{value:.1f} {unit}" if unit in ("ns", "us") else \
+        f"{value:.3f} {unit}"
 
 
 def main(argv):
     options = parse_arguments(argv)
-    wanted = [figure for figure in figures.make(options) if (options.only or "") in figure.key]
+    wanted = [figure for figure in figures.make(options) + figures_rdma.make(options) if (options.only or "") in figure.key]
     if not wanted:
         print(f"bench: no figure's key contains '{options.only}'", file=sys.stderr)
         return 2
     neighbours = report.Neighbours()
-    results = measure(wanted, options.rounds)
+    try:
+        wanted, results = measure_all(wanted, options)
+    except (lab.HostDown, lab.LabTimeout) as fault:
+        print(f"bench: {fault}", file=sys.stderr)
+        return 1
+    if not wanted:
+        return 77
     others, note = neighbours.cores(), neighbours.text()
     verdicts = [Verdict(figure, results) for figure in wanted]
 

@@ -1,13 +1,21 @@
-"""The same unmodified programs over TCP and over librsock, side by side. scripts/compare runs this."""
+"""The same unmodified programs over TCP and over librsock, side by side. scripts/compare runs this.
+
+With rdma among the paths everything runs on this machine's RDMA device, or, where it has none, in the lab (scripts/lab);
+librspreload of rdma-core and raw verbs then stand beside it.
+"""
 
 import argparse
+import contextlib
 import json
 import os
 import sys
 
+import lab
+import lab_runner
 import plot
 import report
 import runner
+import verbs
 import workloads
 
 SIZES = ((64, "64 B"), (4096, "4 KiB"), (65536, "64 KiB"))
@@ -17,6 +25,7 @@ BLOCKS = ("128K", "4K", "64")
 NAMES = {
     "gbit_per_s": "throughput, Gbit/s",
     "cpu_s_per_gb": "CPU, s per GB",
+    "mean_us": "mean, us",
     "p50_us": "p50, us",
     "p99_us": "p99, us",
     "messages_per_s": "messages/s",
@@ -27,6 +36,9 @@ def parse_arguments(argv):
     parser = argparse.ArgumentParser(prog="scripts/compare", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="short runs; under a minute")
     parser.add_argument("--paths", default="tcp,shm", help="of tcp,shm,rdma (default: tcp,shm)")
+    parser.add_argument("--hosts", type=int, choices=(1, 2), default=1,
+                        help="with rdma in the lab: one guest of two processors (the default; judge latency there), or "
+                             "two of one processor with a cable between them")
     parser.add_argument("--rounds", type=int, help="rounds to take medians of (default: 5; quick: 3)")
     parser.add_argument("--address", default="127.0.0.1", help="where servers listen (127.0.0.1)")
     parser.add_argument("--out", metavar="DIR", help="for compare.json, .svg, .png (build/compare)")
@@ -46,79 +58,115 @@ def parse_arguments(argv):
     return options
 
 
-def rdma_devices():
-    try:
-        return os.listdir("/sys/class/infiniband")
-    except OSError:
-        return []
+class Plan:
+    """What runs: variants, the first of which is TCP, and loads; and what stands in for a load in raw verbs."""
+
+    def __init__(self, options, rdma):
+        library = os.path.abspath(os.path.join(options.build_dir, "librsock.so"))
+        bench = os.path.join(options.build_dir, "bench")
+        # iperf3 counts in whole seconds.
+        iperf_s, own_s = (1, 0.3) if options.quick else (3, 1.5)
+        # A first lift over RDMA loads rdma-core and opens the device.
+        warmup = workloads.RDMA_WARMUP if rdma else 0
+        self.rdma = rdma
+        self.loads = [workloads.Iperf3(block, iperf_s, warmup) for block in BLOCKS]
+        self.loads += [workloads.round_trip(bench, size, label, own_s, warmup=warmup) for size, label in SIZES]
+        self.loads += [workloads.one_way(bench, size, label, own_s, warmup) for size, label in SIZES]
+        paths = [path for path in options.path_list[1:] if rdma or path != "rdma"]
+        self.variants = [runner.Variant.plain("tcp")] + [runner.Variant.shim(library, path) for path in paths]
+        self.raw = {}
+        if rdma:
+            self.variants += filter(None, [runner.Variant.rspreload(), runner.Variant("verbs", other=True)])
+            self.loads.insert(len(BLOCKS), workloads.one_way(bench, 131072, "128 KiB", own_s, warmup))
+            self.raw = {f"rtt_{size}": verbs.PingPong(size, label, own_s) for size, label in SIZES}
+            self.raw[f"iperf3_{BLOCKS[0]}"] = verbs.WriteBandwidth(65536, "64 KiB", iperf_s)
+
+    def runs(self):
+        """(load, [(variant, what runs)])"""
+        for load in self.loads:
+            row = [(v, load) for v in self.variants if v.name != "verbs"]
+            row += [(v, self.raw[load.key]) for v in self.variants if v.name == "verbs" and load.key in self.raw]
+            yield load, row
 
 
-def make_variants(options):
-    library = os.path.abspath(os.path.join(options.build_dir, "librsock.so"))
-    variants = [runner.Variant.plain("tcp")]
-    for path in options.path_list[1:]:
-        if path == "rdma" and not rdma_devices():
-            print("rdma: this machine has no RDMA device (/sys/class/infiniband is empty): "
-                  "its column is left out")
-            continue
-        variants.append(runner.Variant.shim(library, path))
-    return variants
+@contextlib.contextmanager
+def open_runner(options):
+    """(runner, lab or None). Without a lab the machine's own processes are run."""
+    if "rdma" not in options.path_list:
+        with runner.Runner(options.address) as run:
+            yield run, None
+        return
+    with lab.Lab(options.hosts, options.build_dir) as hosts:
+        where = f"this machine's {hosts.hosts[0].rdma_device}" if hosts.here else \
+            f"the lab, {options.hosts} emulated guest{'s' * (options.hosts > 1)}: compare within this table only"
+        print(f"rdma: on {where}")
+        yield lab_runner.LabRunner(hosts), hosts
 
 
-def make_workloads(options):
-    bench = os.path.join(options.build_dir, "bench")
-    # iperf3 counts in whole seconds.
-    iperf_s, own_s = (1, 0.3) if options.quick else (3, 1.5)
-    loads = [workloads.Iperf3(block, iperf_s) for block in BLOCKS]
-    loads += [workloads.round_trip(bench, size, label, own_s) for size, label in SIZES]
-    loads += [workloads.one_way(bench, size, label, own_s) for size, label in SIZES]
-    return loads
-
-
-def measure(options, variants, loads):
+def measure(options, plan, run):
     """{workload key: {variant name: Series}}; variants alternate within each round."""
-    results = {load.key: {v.name: report.Series(v) for v in variants} for load in loads}
-    progress = report.Progress("compare", options.rounds * len(loads) * len(variants))
-    with runner.Runner(options.address) as run:
-        for number in range(options.rounds):
-            for load in loads:
-                # Every other round begins with the other side: a machine that slows down or
-                # warms up then favours neither.
-                for variant in variants if number % 2 == 0 else reversed(variants):
-                    progress.step(f"round {number + 1}/{options.rounds}, {load.title}, {variant.name}")
-                    results[load.key][variant.name].measure(run, load)
+    rows = list(plan.runs())
+    results = {load.key: {v.name: report.Series(v) for v, _ in row} for load, row in rows}
+    progress = report.Progress("compare", options.rounds * sum(len(row) for _, row in rows))
+    for number in range(options.rounds):
+        for load, row in rows:
+            # Every other round begins with the other side: a machine that slows down or
+            # warms up then favours neither.
+            for variant, what in row if number % 2 == 0 else reversed(row):
+                progress.step(f"round {number + 1}/{options.rounds}, {what.title}, {variant.name}")
+                results[load.key][variant.name].measure(run, what)
     progress.end()
     return results
 
 
-def figures_of(load):
-    names = ("gbit_per_s", "cpu_s_per_gb") if isinstance(load, workloads.Iperf3) else load.keep
-    return [name for name in names if name in NAMES]
+def figures_of(load, rdma):
+    if isinstance(load, workloads.Iperf3):
+        return ["gbit_per_s", "cpu_s_per_gb"]
+    if load.key.startswith("rtt"):
+        # Raw verbs tell a mean only.
+        return ["mean_us"] * rdma + ["p50_us", "p99_us"]
+    return ["messages_per_s"] + ["gbit_per_s"] * (load.key == "stream_131072")
 
 
-def make_table(variants, loads, results):
-    shims = variants[1:]
-    header = ["", *[v.name for v in variants], *[f"{v.name} gain" for v in shims]]
+def median(series, variant, name):
+    return series[variant.name].median(name) if variant.name in series else None
+
+
+def cell(series, variant, name):
+    one = series.get(variant.name)
+    return "failed" if one and one.errors and not one.rounds else report.number(median(series, variant, name))
+
+
+def make_table(plan, results):
+    variants = plan.variants
+    others = [v for v in variants[1:] if v.name != "verbs"]
+    header = ["", *[v.name for v in variants], *[f"{v.name} gain" for v in others]] + ["rdma/verbs"] * plan.rdma
     rows = [header, [("-" * len(cell)) for cell in header]]
-    for load in loads:
+    for load in plan.loads:
         series = results[load.key]
-        rows.append(load.title)
-        for name in figures_of(load):
-            values = [series[v.name].median(name) for v in variants]
-            gains = [workloads.gain(name, values[0], value) for value in values[1:]]
-            rows.append(["  " + NAMES[name], *map(report.number, values), *map(report.times, gains)])
+        raw = plan.raw.get(load.key)
+        rows.append(load.title + (f" (verbs: {raw.title})" if raw else ""))
+        for name in figures_of(load, plan.rdma):
+            tcp = median(series, variants[0], name)
+            ratios = [workloads.gain(name, tcp, median(series, v, name)) for v in others]
+            if plan.rdma:
+                ends = [one.median(name) if (one := series.get(v)) else None for v in ("verbs", "rdma")]
+                ratios.append(workloads.gain(name, *ends))
+            rows.append(["  " + NAMES[name], *(cell(series, v, name) for v in variants), *map(report.times, ratios)])
         for variant in variants:
-            one = series[variant.name]
-            for error in one.errors:
+            one = series.get(variant.name)
+            for error in one.errors if one else ():
                 rows.append(f"  {variant.name} FAILED: {error}")
-            if one.proof and (one.rounds or not one.errors):
+            if one and one.proof and (one.rounds or not one.errors):
                 rows.append("  " + one.proof.text())
     return report.table(rows, right=range(1, len(header)))
 
 
-def make_panels(variants, loads, results):
+def make_panels(plan, results):
+    loads = plan.loads
+
     def values(load, name):
-        return {v.name: results[load.key][v.name].median(name) for v in variants}
+        return {v.name: median(results[load.key], v, name) for v in plan.variants}
 
     iperf = [load for load in loads if isinstance(load, workloads.Iperf3)]
     round_trips = [load for load in loads if load.key.startswith("rtt")]
@@ -127,37 +175,42 @@ def make_panels(variants, loads, results):
     def short(load):
         return load.title.split(" ", 2)[2]
 
+    def part(name):
+        return name.split("_")[0]
+
     return [
         plot.Panel("iperf3 throughput (higher is better)", "Gbit/s", True,
                    [(load.title, values(load, "gbit_per_s")) for load in iperf]),
         plot.Panel("iperf3 CPU time, both sides (lower is better)", "s per GB", True,
                    [(load.title, values(load, "cpu_s_per_gb")) for load in iperf]),
         plot.Panel("round trip (lower is better)", "us", True,
-                   [(f"{short(load)} {name[:3]}", values(load, name))
-                    for load in round_trips for name in ("p50_us", "p99_us")]),
+                   [(f"{short(load)} {part(name)}", values(load, name))
+                    for load in round_trips for name in (("mean_us",) if plan.rdma else ("p50_us", "p99_us"))]),
         plot.Panel("one-way messages (higher is better)", "messages per s", True,
                    [(short(load), values(load, "messages_per_s")) for load in streams]),
     ]
 
 
-def write_json(path, options, variants, loads, results, good, others):
+def write_json(path, options, plan, results, good, others, where):
+    variants = plan.variants
     content = {
         "tool": "rsock compare", "quick": options.quick, "rounds": options.rounds,
-        "machine": report.machine(), "cores_used_by_others": round(others, 2),
+        "machine": report.machine(), "where": where, "cores_used_by_others": round(others, 2),
         "paths": [v.name for v in variants], "good": good,
         "figures": {name: {"unit": unit, "better": better}
                     for name, (unit, better) in workloads.FIGURES.items()},
         "tuning": {k: v for k, v in os.environ.items() if k.startswith("RSOCK_")},
         "workloads": [],
     }
-    for load in loads:
+    for load in plan.loads:
         series = results[load.key]
-        gains = {v.name: {name: workloads.gain(name, series["tcp"].median(name),
-                                               series[v.name].median(name))
-                          for name in figures_of(load)} for v in variants[1:]}
+        gains = {name: {figure: workloads.gain(figure, series["tcp"].median(figure), one.median(figure))
+                        for figure in figures_of(load, plan.rdma)}
+                 for name, one in series.items() if name != "tcp"}
         content["workloads"].append({
             "key": load.key, "title": load.title, "gain": gains,
-            "variants": {v.name: series[v.name].as_json() for v in variants}})
+            "verbs": plan.raw[load.key].title if load.key in plan.raw else None,
+            "variants": {name: one.as_json() for name, one in series.items()}})
     with open(path, "w", encoding="utf-8") as file:
         json.dump(content, file, indent=1)
         file.write("\n")
@@ -166,23 +219,31 @@ def write_json(path, options, variants, loads, results, good, others):
 def main(argv):
     options = parse_arguments(argv)
     os.makedirs(options.out, exist_ok=True)
-    variants = make_variants(options)
-    loads = make_workloads(options)
     neighbours = report.Neighbours()
-    results = measure(options, variants, loads)
+    try:
+        with open_runner(options) as (run, hosts):
+            plan = Plan(options, hosts is not None)
+            where = "this machine" if not hosts or hosts.here else f"lab, {options.hosts} guest{'s' * (options.hosts > 1)}"
+            results = measure(options, plan, run)
+    except lab.Unavailable as reason:
+        print(f"compare: no RDMA device, and no lab here: {reason}", file=sys.stderr)
+        return 77
+    except (lab.HostDown, lab.LabTimeout) as fault:
+        print(f"compare: {fault}", file=sys.stderr)
+        return 1
     others, note = neighbours.cores(), neighbours.text()
-    good = all(one.good for series in results.values() for one in series.values())
+    good = all(one.good for series in results.values() for one in series.values() if not one.variant.other)
 
-    print(f"medians of {report.rounds(options.rounds)}; a gain above 1 means that the shim is better\n")
-    print(make_table(variants, loads, results))
+    print(f"medians of {report.rounds(options.rounds)}; a gain above 1 means better than TCP\n")
+    print(make_table(plan, results))
     if note:
         print("\n" + note)
     json_path = options.json or os.path.join(options.out, "compare.json")
-    write_json(json_path, options, variants, loads, results, good, others)
+    write_json(json_path, options, plan, results, good, others, where)
     host = report.machine()
-    fault = plot.draw(f"librsock and TCP: {host['cpu']}, {host['cores']} cores, Linux "
+    fault = plot.draw(f"librsock and TCP: {where}, {host['cpu']}, {host['cores']} cores, Linux "
                       f"{host['kernel']}; medians of {report.rounds(options.rounds)}",
-                      make_panels(variants, loads, results), [v.name for v in variants],
+                      make_panels(plan, results), [v.name for v in plan.variants],
                       os.path.join(options.out, "compare"))
     print(f"\nwritten: {json_path}" + ("" if fault else f", {options.out}/compare.svg and .png"))
     if fault:

@@ -37,10 +37,11 @@ class Figure:
         self.key = key
         self.title = title
         self.target = target  # None: for information
-        self.unit = unit      # "x": at least the target; "ns", "us": at most
+        self.unit = unit      # "x": at least the target; anything else: at most
         self.needs = needs    # [(Workload, Variant)], in the order in which a round runs them
         self.value = value    # of one round's figures, as a list in the order of `needs`
         self.rounds = rounds or 1  # how many times the usual number
+        self.lab = False      # needs an RDMA device, so it runs where there is one
 
     def met(self, value):
         if self.target is None or value is None:
@@ -48,7 +49,7 @@ class Figure:
         return value >= self.target if self.unit == "x" else value <= self.target
 
 
-def _ratio(name, better="higher"):
+def ratio(name, better="higher"):
     """The last of the needs against the first, above 1 if the last is better."""
     def value(measured):
         base, other = measured[0][name], measured[-1][name]
@@ -94,19 +95,19 @@ def make(options):
 
     result = [
         Figure("iperf3_vs_tcp", "iperf3 128 KiB blocks, against TCP", 4, "x",
-               [(iperf, plain), (iperf, shm)], _ratio("gbit_per_s")),
+               [(iperf, plain), (iperf, shm)], ratio("gbit_per_s")),
         Figure("iperf3_vs_ring", "iperf3 128 KiB blocks, against a bare ring", 0.85, "x",
-               [(copy, plain), (iperf, shm)], _ratio("gbit_per_s")),
+               [(copy, plain), (iperf, shm)], ratio("gbit_per_s")),
         Figure("rtt_spin_vs_tcp", "round trip 64 B, spinning, against TCP", 35, "x",
-               [(ping, plain), (ping, shm)], _ratio("p50_us", "lower")),
+               [(ping, plain), (ping, shm)], ratio("p50_us", "lower")),
         Figure("rtt_sleep_vs_tcp", "round trip 64 B, both asleep, against TCP", 1.5, "x",
-               [(ping, plain), (ping, asleep)], _ratio("p50_us", "lower")),
+               [(ping, plain), (ping, asleep)], ratio("p50_us", "lower")),
         Figure("rtt_spin_vs_ring", "round trip 64 B, spinning, against a bare ring", None, "x",
-               [(spin, plain), (ping, shm)], _ratio("p50_us", "lower")),
+               [(spin, plain), (ping, shm)], ratio("p50_us", "lower")),
         Figure("rtt_sleep_vs_ring", "round trip 64 B, asleep, against a bare futex", None, "x",
-               [(futex, plain), (ping, asleep)], _ratio("p50_us", "lower")),
+               [(futex, plain), (ping, asleep)], ratio("p50_us", "lower")),
         Figure("one_way_vs_tcp", "64 B one-way messages, against TCP", 15, "x",
-               [(one_way, plain), (one_way, shm)], _ratio("messages_per_s")),
+               [(one_way, plain), (one_way, shm)], ratio("messages_per_s")),
         Figure("pipe_call", "a call on a pipe, added by the shim", 5, "ns",
                [(pipe, plain), (pipe, auto)],
                # It depends on where the loader happened to put the library: many short processes.
@@ -114,7 +115,7 @@ def make(options):
         Figure("start", "`true`, added by the shim", 1000, "us",
                [(start, plain)], lambda m: m[0]["added_us_median"]),
         Figure("iperf3_path_tcp", "iperf3 with RSOCK_PATH=tcp, against plain", 0.98, "x",
-               [(iperf, plain), (iperf, on_tcp)], _ratio("gbit_per_s"), rounds=4),
+               [(iperf, plain), (iperf, on_tcp)], ratio("gbit_per_s"), rounds=4),
     ]
     for clients in (1, 8, 64):
         load = workloads.connect_rate(bench, clients, own_s)
@@ -122,5 +123,5 @@ def make(options):
         result.append(Figure(f"connect_{clients}",
                              f"connect, request, close; {clients} client{'s' * (clients > 1)}",
                              0.97, "x", [(load, plain), (load, auto)],
-                             _ratio("connections_per_s"), rounds=3))
+                             ratio("connections_per_s"), rounds=3))
     return result

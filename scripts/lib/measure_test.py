@@ -12,11 +12,15 @@ import unittest
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 import bench
+import compare
 import figures
+import figures_rdma
+import observe
 import plot
 import report
 import runner
 import summary
+import verbs
 import workloads
 
 
@@ -76,6 +80,21 @@ class SummaryTest(unittest.TestCase):
         self.assertTrue(total.ok)
         total.add(summary.prove("", PIDS, "shm"))
         self.assertFalse(total.ok)
+
+    def test_two_hosts_may_give_the_same_pid(self):
+        both = {"server": line(7, shm=0), "client": line(7)}
+        proof = summary.prove(both, {"server": 7, "client": 7}, "shm")
+        self.assertEqual(proof.faults, ["no stream of the server went onto shm"])
+        both["server"] = line(7)
+        self.assertTrue(summary.prove(both, {"server": 7, "client": 7}, "shm").ok)
+        self.assertFalse(summary.prove({"client": line(7)}, {"server": 7, "client": 7}, "shm").ok)
+
+    def test_what_was_measured_must_have_arrived_on_the_path(self):
+        took = {"tcp": 9000, "shm": 1000}
+        both = line(1, bytes_received=took) + line(2)
+        self.assertTrue(summary.prove(both, PIDS, "shm", measured=1100).ok)
+        late = summary.prove(both, PIDS, "shm", measured=2000)
+        self.assertIn("of 2000 bytes that were measured, 1000 went over shm", late.text())
 
     def test_no_run_is_no_proof(self):
         self.assertFalse(summary.Proof("shm").ok)
@@ -148,7 +167,7 @@ class FigureTest(unittest.TestCase):
         plain, shm = runner.Variant.plain("plain"), runner.Variant.shim("/x", "shm")
         load = workloads.Iperf3("128K", 1)
         figure = figures.Figure("k", "t", target, unit, [(load, plain), (load, shm)],
-                                figures._ratio("gbit_per_s"))
+                                figures.ratio("gbit_per_s"))
         results = {}
         for variant, series in zip((plain, shm), values):
             one = report.Series(variant)
@@ -171,13 +190,69 @@ class FigureTest(unittest.TestCase):
         self.assertIsNot(self.verdict([[10], []]).met, True)
 
 
+class RdmaTest(unittest.TestCase):
+    def options(self, *argv):
+        return compare.parse_arguments([*argv, "--build-dir", "/nowhere"])
+
+    def test_bandwidth_is_timed_between_head_and_row(self):
+        text = "9.0 Device\n10.5  #bytes     #iterations  BW\n14.5 65536      300      54.88   17.61\n14.6 ---\n"
+        self.assertEqual(verbs.elapsed(text, 65536, 300), 4.0)
+        for bad in ("", text.replace("#bytes", ""), text.replace("14.5", "10.4"), text.replace("300", "301")):
+            with self.assertRaises(runner.RunError):
+                verbs.elapsed(bad, 65536, 300)
+
+    def test_calls_of_the_process_count_and_posts_are_apart(self):
+        text = ("{ common_pid:         11, id: sys_write                     [  1] } hitcount:        40\n"
+                "{ common_pid:         12, id: sys_poll                      [  7] } hitcount:         5\n"
+                "{ common_pid:         99, id: sys_poll                      [  7] } hitcount:      5000\n"
+                "{ common_pid:         11, fd:          9 } hitcount:         30\n"
+                "{ common_pid:         11, fd:          4 } hitcount:         10\n"
+                "window 10.0 12.0\ntask 11 11\ntask 12 11\nfd 11 9 /dev/infiniband/uverbs0\nfd 11 4 /dev/pts/0\n")
+        self.assertEqual(observe.read_counts(text), (2.0, 45, 30))
+        with self.assertRaises(runner.RunError):
+            observe.read_counts("mount: permission denied")
+        rates = observe.per_message({"messages_per_s": 100, "bytes_per_s": 4e6}, {"calls_per_s": 10, "posts_per_s": 200})
+        self.assertEqual(rates, {"calls_per_message": 0.1, "posts_per_message": 2, "calls_per_mb": 2.5,
+                                 "posts_per_mb": 50})
+
+    def test_raw_verbs_stand_in_where_they_can(self):
+        rows = {load.key: {v.name: what.key for v, what in row}
+                for load, row in compare.Plan(self.options("--paths", "tcp,rdma"), True).runs()}
+        self.assertEqual(rows["iperf3_128K"]["verbs"], "write_bw_65536")
+        self.assertEqual(rows["rtt_64"]["verbs"], "pingpong_64")
+        self.assertNotIn("verbs", rows["stream_64"])
+        plain = compare.Plan(self.options("--paths", "tcp,shm,rdma"), False)
+        self.assertEqual([v.name for v in plain.variants], ["tcp", "shm"])
+        self.assertEqual(plain.raw, {})
+
+    def test_another_s_failure_is_shown_and_waited_for_once(self):
+        class Load:
+            calls = 0
+
+            def run(self, run, variant):
+                self.calls += 1
+                raise runner.RunError("it hangs")
+
+        load, one = Load(), report.Series(runner.Variant("rspreload", other=True))
+        for _ in range(3):
+            one.measure(None, load)
+        self.assertEqual(load.calls, 1)
+        self.assertEqual(compare.cell({"rspreload": one}, one.variant, "gbit_per_s"), "failed")
+        self.assertEqual(compare.cell({}, one.variant, "gbit_per_s"), "-")
+
+    def test_no_series_of_here_is_taken_for_one_of_there(self):
+        options = bench.parse_arguments(["--build-dir", "/nowhere"])
+        keys = [{(load.key, variant.name) for figure in made for load, variant in figure.needs}
+                for made in (figures.make(options), figures_rdma.make(options))]
+        self.assertFalse(keys[0] & keys[1])
+
+
 class RunnerTest(unittest.TestCase):
     def test_the_plain_side_sees_no_shim(self):
         os.environ["LD_PRELOAD"], os.environ["RSOCK_LOG"] = "", "debug"
         try:
-            run = runner.Runner()
-            plain = run.environment(runner.Variant.plain(), "/s")
-            shim = run.environment(runner.Variant.shim("/lib", "shm"), "/s")
+            plain = runner.environment(runner.Variant.plain(), "/s")
+            shim = runner.environment(runner.Variant.shim("/lib", "shm"), "/s")
         finally:
             del os.environ["LD_PRELOAD"], os.environ["RSOCK_LOG"]
         self.assertFalse([k for k in plain if k.startswith("RSOCK_") or k == "LD_PRELOAD"])

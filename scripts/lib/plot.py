@@ -3,7 +3,7 @@
 import math
 import subprocess
 
-COLOURS = {"tcp": "#8795a8", "shm": "#d1495b", "rdma": "#2f7f79"}
+COLOURS = {"tcp": "#8795a8", "shm": "#d1495b", "rdma": "#2f7f79", "rspreload": "#e0a030", "verbs": "#5b5ea6"}
 
 
 class Panel:

@@ -22,6 +22,10 @@ rsock_measure() {
 
   if [[ $build == yes ]]; then
     rsock_deps build measure || return
+    # What is missing then is told by lab.py.
+    if [[ $name == bench && " ${arguments[*]} " != *' --only '* || ${arguments[*]} == *rdma* ]]; then
+      rsock_deps lab || true
+    fi
     mkdir -p "$build_dir"
     local log=$build_dir/$name-build.log
     echo "$name: building (log: $log)" >&2

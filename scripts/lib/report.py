@@ -24,7 +24,8 @@ class Series:
         self.proof = summary.Proof(variant.lifts_to) if variant.lifts_to else None
 
     def measure(self, run, workload):
-        if len(self.errors) >= self.MAX_FAILURES:
+        # Another's program that fails from the first is not waited for again.
+        if len(self.errors) >= (self.MAX_FAILURES if self.rounds or not self.variant.other else 1):
             return None
         try:
             figures, proof = workload.run(run, self.variant)

@@ -5,6 +5,7 @@ SIGTERM, and when this script itself is killed. Nothing outlives the Runner's `w
 """
 
 import ctypes
+import glob
 import json
 import os
 import shutil
@@ -23,12 +24,13 @@ class RunError(Exception):
 
 
 class Variant:
-    """One way to run the same program: plain, or with the library and a path."""
+    """One way to run the same program: plain, with the library and a path, or with something else for comparison."""
 
-    def __init__(self, name, env=None, lifts_to=None):
+    def __init__(self, name, env=None, lifts_to=None, other=False):
         self.name = name
         self.env = dict(env or {})
         self.lifts_to = lifts_to  # the path that the summary must prove, or None
+        self.other = other        # not ours: its failures are shown, and are no fault of the run
 
     @staticmethod
     def plain(name="tcp"):
@@ -40,26 +42,48 @@ class Variant:
         env.update(extra or {})
         return Variant(name or path, env, None if path == "tcp" else path)
 
+    @staticmethod
+    def rspreload():
+        """Sockets of rdma-core, preloaded; None where they are not installed."""
+        found = sorted(glob.glob("/usr/lib/*/rsocket/librspreload.so*") + glob.glob("/usr/lib*/rsocket/librspreload.so*"))
+        return Variant("rspreload", {"LD_PRELOAD": found[0]}, other=True) if found else None
+
 
 class Result:
-    """What a server and its client left: output, pids, and the summary file's text."""
+    """What a server and its client left: output, pids, and the summary file's text (or texts, by role)."""
 
-    def __init__(self, client_out, server_out, pids, summary_text):
+    def __init__(self, client_out, server_out, pids, summary_text, observed=None):
         self.client_out = client_out
         self.server_out = server_out
         self.pids = pids
         self.summary_text = summary_text
+        self.observed = observed
 
     def client_json(self):
         try:
             return json.loads(self.client_out)
         except ValueError:
-            raise RunError("the client printed no JSON: " + _tail(self.client_out)) from None
+            raise RunError("the client printed no JSON: " + tail(self.client_out)) from None
 
 
-def _tail(text, limit=300):
+def tail(text, limit=300):
     text = " ".join(text.split())
     return text if len(text) <= limit else "…" + text[-limit:]
+
+
+def environment(variant, summary):
+    """The caller's environment without a shim; for shim runs, with theirs.
+
+    RSOCK_ variables that the caller set (to tune) reach the shim runs only.
+    """
+    env = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"}
+    if "LD_PRELOAD" in variant.env:
+        env.update(variant.env)
+        env["RSOCK_SUMMARY"] = summary
+    else:
+        env = {k: v for k, v in env.items() if not k.startswith("RSOCK_")}
+        env.update(variant.env)
+    return env
 
 
 def free_port(address):
@@ -110,19 +134,8 @@ class Runner:
             signal.signal(signal.SIGINT, old_interrupt)
             signal.signal(signal.SIGTERM, self._old_handler)
 
-    def environment(self, variant, summary):
-        """The caller's environment without a shim; for shim runs, with theirs.
-
-        RSOCK_ variables that the caller set (to tune) reach the shim runs only.
-        """
-        env = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"}
-        if "LD_PRELOAD" in variant.env:
-            env.update(variant.env)
-            env["RSOCK_SUMMARY"] = summary
-        else:
-            env = {k: v for k, v in env.items() if not k.startswith("RSOCK_")}
-            env.update(variant.env)
-        return env
+    def free_port(self):
+        return free_port(self.address)
 
     def pair(self, variant, server, client, seconds):
         """Runs a server and a client to their ends and returns a Result.
@@ -133,7 +146,7 @@ class Runner:
         self._count += 1
         base = os.path.join(self.folder, str(self._count))
         summary, port_file = base + ".summary", base + ".port"
-        env = self.environment(variant, summary)
+        env = environment(variant, summary)
         limit = time.monotonic() + seconds + 20
         server_argv, port = server(port_file)
         server_process = self._start(server_argv, env, base + ".server")
@@ -150,13 +163,13 @@ class Runner:
         finally:
             self._stop(server_process)
         pids = {"server": server_process.pid, "client": client_process.pid}
-        return Result(client_out, server_out, pids, _read(summary))
+        return Result(client_out, server_out, pids, read(summary))
 
     def single(self, variant, argv, seconds):
         """Runs one program to its end and returns the JSON it prints."""
         self._count += 1
         base = os.path.join(self.folder, str(self._count))
-        env = self.environment(variant, base + ".summary")
+        env = environment(variant, base + ".summary")
         process = self._start(argv, env, base + ".out")
         try:
             out = self._finish(process, time.monotonic() + seconds + 20, argv[0])
@@ -184,25 +197,25 @@ class Runner:
             status = process.wait(timeout=max(0.1, limit - time.monotonic()))
         except subprocess.TimeoutExpired:
             raise RunError(f"the {role} did not end in time ({process.title})") from None
-        out = _read(process.base + ".stdout")
+        out = read(process.base + ".stdout")
         if status != 0:
             how = f"status {status}" if status > 0 else signal.Signals(-status).name
-            said = _read(process.base + ".stderr") or out
-            raise RunError(f"the {role} ended with {how} ({process.title}): {_tail(said)}")
+            said = read(process.base + ".stderr") or out
+            raise RunError(f"the {role} ended with {how} ({process.title}): {tail(said)}")
         return out
 
     def _wait_for_port(self, process, port, port_file):
         limit = time.monotonic() + 10
         while time.monotonic() < limit:
             if port is None:
-                text = _read(port_file)
+                text = read(port_file)
                 if text:
                     return int(text)
             elif is_listening(port):
                 return port
             if process.poll() is not None:
-                said = _read(process.base + ".stderr") or _read(process.base + ".stdout")
-                raise RunError(f"the server ended at once ({process.title}): {_tail(said)}")
+                said = read(process.base + ".stderr") or read(process.base + ".stdout")
+                raise RunError(f"the server ended at once ({process.title}): {tail(said)}")
             time.sleep(0.005)
         raise RunError(f"the server does not listen ({process.title})")
 
@@ -230,7 +243,7 @@ def _raise_interrupt(*_):
     raise KeyboardInterrupt
 
 
-def _read(path):
+def read(path):
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.read()

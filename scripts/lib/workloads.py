@@ -19,6 +19,8 @@ FIGURES = {
     "connections_per_s": ("1/s", "higher"),
 }
 
+RDMA_WARMUP = 4  # seconds: emulated, a process's first lift takes one to three
+
 
 def gain(name, base, other):
     """How many times better `other` is than `base`; above 1 is better, whatever the figure."""
@@ -28,35 +30,43 @@ def gain(name, base, other):
 
 
 class Workload:
-    """`run` does one measurement; `seconds` is how long it measures."""
+    """`run` does one measurement; `seconds` is how long it measures, after `warmup` seconds that don't count (0: the
+    program's own, short one).
+    """
 
-    def __init__(self, key, title, seconds):
+    def __init__(self, key, title, seconds, warmup=0):
         self.key = key
         self.title = title
         self.seconds = seconds
+        self.warmup = warmup
 
     def run(self, run, variant):
         result = self._run(run, variant)
         figures = self._figures(result)
         proof = None
         if variant.lifts_to:
-            proof = summary.prove(result.summary_text, result.pids, variant.lifts_to)
+            measured = self._measured(result) if self.warmup else None
+            proof = summary.prove(result.summary_text, result.pids, variant.lifts_to, measured)
         return figures, proof
 
 
 class Iperf3(Workload):
     """One stream, client to server. The receiver's rate; the CPU time of both processes."""
 
-    def __init__(self, block, seconds):
-        super().__init__(f"iperf3_{block}", f"iperf3 -l {block}", seconds)
+    def __init__(self, block, seconds, warmup=0):
+        super().__init__(f"iperf3_{block}", f"iperf3 -l {block}", seconds, warmup)
         self.block = block
 
     def _run(self, run, variant):
-        port = runner.free_port(run.address)
+        port = run.free_port()
         server = ["iperf3", "-s", "-1", "-p", str(port), "-B", run.address]
         client = ["iperf3", "-c", run.address, "-p", str(port), "-l", self.block,
                   "-t", str(max(1, round(self.seconds))), "-J"]
-        return run.pair(variant, lambda _: (server, port), lambda _: client, self.seconds)
+        client += ["-O", str(self.warmup)] if self.warmup else []
+        return run.pair(variant, lambda _: (server, port), lambda _: client, self.warmup + self.seconds)
+
+    def _measured(self, result):
+        return result.client_json()["end"]["sum_received"]["bytes"]
 
     def _figures(self, result):
         report = result.client_json()
@@ -77,11 +87,17 @@ class Iperf3(Workload):
 
 
 class OwnPair(Workload):
-    """One of our measuring programs, which serve and call."""
+    """One of our measuring programs, which serve and call.
+
+    observe, for a LabRunner (see there): looks at both while they run; observed_figures(report, observed) are
+    the figures of that.
+    """
 
     def __init__(self, key, title, seconds, bench_dir, program, keep,
-                 server_args=(), client_args=()):
-        super().__init__(key, title, seconds)
+                 server_args=(), client_args=(), warmup=0, observe=None, observed_figures=None):
+        super().__init__(key, title, seconds, warmup)
+        self.observe = observe
+        self.observed_figures = observed_figures
         self.binary = os.path.join(bench_dir, program)
         self.keep = keep
         self.server_args = list(server_args)
@@ -98,25 +114,39 @@ class OwnPair(Workload):
                     "--seconds", str(self.seconds)]
             return argv + self.client_args
 
-        return run.pair(variant, server, client, self.seconds + 1)
+        more = {"observe": self.observe} if self.observe else {}
+        return run.pair(variant, server, client, self.warmup + self.seconds + 1, **more)
+
+    def _measured(self, result):
+        report = result.client_json()
+        return int(report["messages_per_s"] * report["seconds"] * report["size"])
 
     def _figures(self, result):
         report = result.client_json()
         missing = [name for name in self.keep if not report.get(name)]
         if missing:
             raise runner.RunError("the client gave no " + ", ".join(missing))
-        return {name: report[name] for name in self.keep}
+        figures = {name: report[name] for name in self.keep}
+        if "bytes_per_s" in report:
+            figures["gbit_per_s"] = report["bytes_per_s"] * 8 / 1e9
+        if self.observed_figures:
+            figures |= self.observed_figures(report, result.observed)
+        return figures
 
 
-def round_trip(bench_dir, size, label, seconds, mode="block"):
+def _warming(seconds):
+    return ("--warmup", str(seconds)) if seconds else ()
+
+
+def round_trip(bench_dir, size, label, seconds, mode="block", warmup=0):
     return OwnPair(f"rtt_{size}", f"round trip {label}", seconds, bench_dir, "rtt",
                    ("p50_us", "p99_us", "mean_us"), ("--mode", mode),
-                   ("--size", str(size), "--mode", mode))
+                   ("--size", str(size), "--mode", mode, *_warming(warmup)), warmup)
 
 
-def one_way(bench_dir, size, label, seconds):
+def one_way(bench_dir, size, label, seconds, warmup=0):
     return OwnPair(f"stream_{size}", f"one way {label}", seconds, bench_dir, "stream",
-                   ("messages_per_s",), (), ("--size", str(size)))
+                   ("messages_per_s",), _warming(warmup), ("--size", str(size), *_warming(warmup)), warmup)
 
 
 def connect_rate(bench_dir, clients, seconds):

@@ -1,0 +1,78 @@
+"""The figures of the RDMA path. They are measured on this machine's device, or in the lab (one guest)."""
+
+import os
+
+import observe
+import runner
+import verbs
+import workloads
+from figures import Figure, ratio
+
+CONNECTIONS = (10, 100, 500, 2000)
+
+
+def make(options):
+    bench = os.path.join(options.build_dir, "bench")
+    library = os.path.abspath(os.path.join(options.build_dir, "librsock.so"))
+    iperf_s, own_s = (1, 0.5) if options.quick else (3, 1.5)
+
+    plain = runner.Variant.plain("tcp beside rdma")
+    rdma = runner.Variant.shim(library, "rdma")
+    # As ibv_rc_pingpong does: it never sleeps.
+    polling = runner.Variant.shim(library, "rdma", "rdma polling", {"RSOCK_SPIN_US": "100000"})
+    # Short connections pass no threshold; of many, most are cold.
+    short = runner.Variant.shim(library, "rdma", "rdma, short")
+    most = runner.Variant.shim(library, "rdma", "rdma, 64 at most", {"RSOCK_RDMA_STREAMS": "64"})
+    short.lifts_to = most.lifts_to = None
+    raw = runner.Variant("verbs", other=True)
+    rspreload = runner.Variant.rspreload()
+
+    warmup = workloads.RDMA_WARMUP
+    iperf = workloads.Iperf3("128K", iperf_s, warmup)
+    ping = workloads.round_trip(bench, 64, "64 B", own_s, warmup=warmup)
+    blocks = workloads.one_way(bench, 131072, "128 KiB", own_s, warmup)
+    pingpong = verbs.PingPong(64, "64 B", own_s)
+    write_bw = verbs.WriteBandwidth(65536, "64 KiB", iperf_s)
+    connect = workloads.connect_rate(bench, 1, own_s)
+
+    def counted(size, label):
+        load = workloads.one_way(bench, size, label, 4, warmup)
+        load.key, load.title = f"calls_{size}", f"system calls, one way {label}"
+        load.observe, load.observed_figures = lambda ends: observe.system_calls(ends, warmup + 1), observe.per_message
+        return load
+
+    def many(count):
+        return workloads.OwnPair(f"many_{count}", f"{count} connections, 64 hot", 4, bench, "many", ("messages_per_s",), (),
+                                 ("--connections", str(count), "--settle", str(2 * warmup)), 0, observe.pinned,
+                                 lambda _, observed: observed)
+
+    small, large = counted(64, "64 B"), counted(131072, "128 KiB")
+    crowds = [(many(count), most) for count in CONNECTIONS]
+
+    def flat(name):
+        """What 100 connections take (10 are fewer than 64) against what 2,000 take."""
+        return lambda measured: measured[1][name] / measured[-1][name]
+
+    result = [
+        Figure("rdma_vs_write_bw", "iperf3 128 KiB blocks, against ib_write_bw 64 KiB", 0.95, "x",
+               [(write_bw, raw), (iperf, rdma)], ratio("gbit_per_s")),
+        Figure("rdma_rtt_vs_pingpong", "round trip 64 B, polling, against ibv_rc_pingpong", 1 / 1.2, "x",
+               [(pingpong, raw), (ping, polling)], ratio("mean_us", "lower")),
+        Figure("rdma_rtt_vs_tcp", "round trip 64 B, polling, against TCP", 3, "x",
+               [(ping, plain), (ping, polling)], ratio("p50_us", "lower")),
+        Figure("rdma_connect", "connect, request, close, against TCP", 0.97, "x",
+               [(connect, plain), (connect, short)], ratio("connections_per_s"), rounds=3),
+        Figure("rdma_calls", "system calls per 64 B message, beyond the posts", 0.01, "calls",
+               [(small, rdma)], lambda m: m[0]["calls_per_message"]),
+        Figure("rdma_calls_mb", "system calls per MB of 128 KiB blocks, beyond the posts", None, "calls",
+               [(large, rdma)], lambda m: m[0]["calls_per_mb"]),
+        Figure("rdma_pinned", "pinned memory, 100 connections against 2,000, 64 hot", 0.9, "x", crowds, flat("pinned_mb")),
+        Figure("rdma_pinned_qps", "queue pairs, 100 connections against 2,000, 64 hot", 0.9, "x", crowds,
+               flat("queue_pairs")),
+    ]
+    if rspreload:
+        result.insert(1, Figure("rdma_vs_rspreload", "one way 128 KiB, against librspreload", 1.2, "x",
+                                [(blocks, rspreload), (blocks, rdma)], ratio("gbit_per_s")))
+    for figure in result:
+        figure.lab = True
+    return result
