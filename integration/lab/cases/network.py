@@ -115,7 +115,8 @@ def device_goes(t, host):
     t.expect_lifted(flow.sender, flow.receiver)
     if t.rdma:
         rdma, tcp = (flow.sender.total("bytes_sent", path) for path in ("rdma", "tcp"))
-        t.expect("it is set down", flow.sender.set_down() >= 1, flow.sender.set_down())
+        down = flow.sender.set_down() + flow.receiver.set_down()
+        t.expect("an end says that it set it down", down >= 1, down)
         t.expect("bytes go over TCP meanwhile", tcp >= (back - gone) // 2, (tcp, back - gone))
         # More than can have gone over the first queue pair.
         t.expect("and it is lifted again", rdma > gone + SIZE, f"rdma {rdma}, sent by the removal {before} to {gone}")
