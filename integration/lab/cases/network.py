@@ -78,8 +78,7 @@ def link_down_at_receiver(t):
 def partition_of_echoes(t):
     server = serve(t, "threads", strict=False)
     client = ask(t, "conns=4 seconds=16 size=16384 pause=30", strict=False)
-    lifted = trial.wait_until(lambda: not t.rdma or client.lifts_so_far() >= 4, 12)
-    t.expect("four streams are lifted within 12 s", lifted, client.log()[-500:])
+    t.expect_lifts(client, 4, 12)
     try:
         t.client.netem("loss 100%")
         time.sleep(2)
