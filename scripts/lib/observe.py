@@ -21,6 +21,10 @@ calls=$T/events/raw_syscalls/sys_enter/trigger
 writes=$T/events/syscalls/sys_enter_write/trigger
 by_call='hist:keys=common_pid,id.syscall:size=8192'
 by_fd='hist:keys=common_pid,fd:size=8192'
+for pid in {pids}; do
+  for task in /proc/$pid/task/*; do echo "task ${{task##*/}} $pid"; done
+  for fd in /proc/$pid/fd/*; do echo "fd $pid ${{fd##*/}} $(readlink $fd)"; done
+done
 echo "$by_call" >$calls && echo "$by_fd" >$writes || exit
 began=$EPOCHREALTIME
 sleep {window}
@@ -29,10 +33,6 @@ cat ${{calls%trigger}}hist ${{writes%trigger}}hist
 echo "!$by_call" >$calls
 echo "!$by_fd" >$writes
 echo "window $began $ended"
-for pid in {pids}; do
-  for task in /proc/$pid/task/*; do echo "task ${{task##*/}} $pid"; done
-  for fd in /proc/$pid/fd/*; do echo "fd $pid ${{fd##*/}} $(readlink $fd)"; done
-done
 """
 _CALL = re.compile(r"\{ common_pid:\s*(\d+), id: (\S*)\s*\[\s*\d+\]\s*\} hitcount:\s*(\d+)")
 _WRITE = re.compile(r"\{ common_pid:\s*(\d+), fd:\s*(\d+)\s*\} hitcount:\s*(\d+)")
