@@ -23,7 +23,8 @@ by_call='hist:keys=common_pid,id.syscall:size=8192'
 by_fd='hist:keys=common_pid,fd:size=8192'
 for pid in {pids}; do
   for task in /proc/$pid/task/*; do echo "task ${{task##*/}} $pid"; done
-  for fd in /proc/$pid/fd/*; do echo "fd $pid ${{fd##*/}} $(readlink $fd)"; done
+  echo "of $pid"
+  ls -l /proc/$pid/fd
 done
 echo "$by_call" >$calls && echo "$by_fd" >$writes || exit
 began=$EPOCHREALTIME
@@ -33,6 +34,7 @@ cat ${{calls%trigger}}hist ${{writes%trigger}}hist
 echo "!$by_call" >$calls
 echo "!$by_fd" >$writes
 echo "window $began $ended"
+for pid in {pids}; do test -e /proc/$pid/exe || echo "gone $pid"; done
 """
 _CALL = re.compile(r"\{ common_pid:\s*(\d+), id: (\S*)\s*\[\s*\d+\]\s*\} hitcount:\s*(\d+)")
 _WRITE = re.compile(r"\{ common_pid:\s*(\d+), fd:\s*(\d+)\s*\} hitcount:\s*(\d+)")
@@ -42,9 +44,18 @@ def read_counts(text):
     """(seconds, {call: count}) of the processes that the text names; "post": a write() to a verbs device."""
     window = re.search(r"^window (\S+) (\S+)$", text, re.M)
     owner = dict(re.findall(r"^task (\d+) (\d+)$", text, re.M))
-    verbs = set(re.findall(r"^fd (\d+) (\d+) /dev/infiniband/uverbs", text, re.M))
+    verbs, pid = set(), None
+    for line in text.splitlines():
+        if line.startswith("of "):
+            pid = line[3:]
+        elif device := re.search(r" (\d+) -> /dev/infiniband/uverbs", line):
+            verbs.add((pid, device[1]))
     if not window or not owner:
         raise runner.RunError("no system calls can be counted here: " + runner.tail(text))
+    if "\ngone " in text:
+        raise runner.RunError("a process ended while its system calls were counted")
+    if not verbs:
+        raise runner.RunError("neither process has opened a verbs device")
     counts = collections.Counter()
     for task, call, count in _CALL.findall(text):
         if task in owner:
