@@ -36,7 +36,7 @@ def make(options):
     connect = workloads.connect_rate(bench, 1, own_s)
 
     def counted(size, label):
-        load = workloads.one_way(bench, size, label, 8, warmup)
+        load = workloads.one_way(bench, size, label, 20, warmup)
         load.key, load.title = f"calls_{size}", f"system calls, one way {label}"
         load.observe, load.observed_figures = lambda ends: observe.system_calls(ends, warmup + 1), observe.per_message
         return load
