@@ -53,7 +53,7 @@ int translate(Instance& in, epoll_event* events, int n, int max, bool collect) n
     MutexLock lock(in.mutex);
     kept = in.sort_locked(events, n);
     if (collect && !in.ready.empty() && kept < max)
-      kept += in.collect_locked(events + kept, max - kept);
+      kept += in.collect_locked(events, kept, max);
     others = in.others_have_to_look_locked();
   }
   in.tell_robbed();
@@ -115,7 +115,7 @@ long wait_managed(Instance& in, int epfd, epoll_event* events, int max, const De
         if (got) n = in.sort_locked(events, *got);
         asked_kernel = true;
       }
-      n += in.collect_locked(events + n, max - n);
+      n += in.collect_locked(events, n, max);
       if (n == max) in.kernel_first = true;
       // Under the lock in which nothing was ready: whoever leaves something behind sees us.
       if (n == 0 && spun && !immediate) asleep.begin();

@@ -127,21 +127,34 @@ bool Instance::rests_after_edge_locked(Item& item) noexcept {
          !item.stream->tx_nospace.load(std::memory_order_relaxed);
 }
 
-int Instance::collect_locked(epoll_event* events, int max) noexcept {
-  int n = 0;
+/// What the kernel gave in this call, from just before the lift, has the program's own data: the stream may be among it.
+/// A program that closes it at its first event must not meet it again in the same answer; the next call looks.
+static bool is_among(const Item& item, const epoll_event* events, int have) noexcept {
+  for (int i = 0; i < have; ++i) {
+    if (events[i].data.u64 == item.user.data.u64) return true;
+  }
+  return false;
+}
+
+int Instance::collect_locked(epoll_event* events, int have, int max) noexcept {
+  int n = have;
   size_t left = ready.size();
   while (left-- > 0 && n < max) {
     Item& item = ready.front();
     ready.pop_front();
     item.linked_ready = false;
     if (item.disabled) continue;
+    if (is_among(item, events, have)) {
+      make_ready_locked(item, false);
+      continue;
+    }
     if (!look_locked(item, &events[n])) continue;
     ++n;
     // Stays in line, at the end (fairness): level-triggered because it may still be ready,
     // edge-triggered because it is not armed and the next wait has to look whether anything came.
     if (!item.disabled && !rests_after_edge_locked(item)) make_ready_locked(item, false);
   }
-  return n;
+  return n - have;
 }
 
 int Instance::sort_locked(epoll_event* events, int n) noexcept {

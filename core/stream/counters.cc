@@ -33,7 +33,8 @@ struct Totals {
 
 Mutex g_mutex;
 Totals g_totals RSOCK_GUARDED_BY(g_mutex);
-std::atomic<bool> g_written{false};
+enum class Written : int { kNo, kBeing, kYes };
+std::atomic<Written> g_written{Written::kNo};
 
 void bump(ReasonCount* list, Reason reason) noexcept {
   for (size_t i = 0; i < kMaxReasons; ++i) {
@@ -146,7 +147,17 @@ void count_refusal(Reason reason) noexcept {
 
 void write_summary() noexcept {
   const char* path = config().summary_file;
-  if (path == nullptr || g_written.exchange(true, std::memory_order_acq_rel)) return;
+  if (path == nullptr) return;
+  Written before = Written::kNo;
+  if (!g_written.compare_exchange_strong(before, Written::kBeing, std::memory_order_acq_rel)) {
+    // Another thread is at it, and our caller is about to end the process. Bounded: it may be the very thread that we
+    // interrupted.
+    for (int i = 0; i < 1000 && g_written.load(std::memory_order_acquire) == Written::kBeing; ++i) {
+      timespec nap{0, 1'000'000};
+      (void)os::ppoll(nullptr, 0, &nap, nullptr, 0);
+    }
+    return;
+  }
   static Totals all;  // large, and written by one thread once
   {
     MutexLock lock(g_mutex);
@@ -156,9 +167,13 @@ void write_summary() noexcept {
   static Line line;
   format(all, &line);
   const auto fd = os::open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
-  if (!fd) return;
+  if (!fd) {
+    g_written.store(Written::kYes, std::memory_order_release);
+    return;
+  }
   (void)write_quietly(*fd, line.data(), line.size());  // one write: lines of processes do not mix
   (void)os::close(*fd);
+  g_written.store(Written::kYes, std::memory_order_release);
 }
 
 void write_summary_for_exec() noexcept {
@@ -171,7 +186,7 @@ void counters_after_fork_child() noexcept {
   g_mutex.reset_after_fork();
   MutexLock lock(g_mutex);
   g_totals = Totals{};
-  g_written.store(false, std::memory_order_relaxed);
+  g_written.store(Written::kNo, std::memory_order_relaxed);
 }
 
 }  // namespace rsock::stream

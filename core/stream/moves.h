@@ -77,7 +77,7 @@ bool all_received_locked(Stream& s) noexcept RSOCK_REQUIRES(s.rx.mutex);
 Reason failure_of(Stream& s) noexcept;
 /// The peer broke the protocol, or went with bytes of ours that nobody counted: both directions fail with ECONNRESET, and the kernel's stream is
 /// reset. Nothing happens if that was done before, or the stream is closed.
-void fail_stream(Stream& s, Reason reason) noexcept;
+void fail_stream(Stream& s, Reason reason, int error = ECONNRESET) noexcept;
 /// Bytes came that the program has not read, and the kernel does not know of them.
 bool unread_in_channel_locked(Stream& s) noexcept RSOCK_REQUIRES(s.rx.mutex);
 /// close() with unread bytes, or SO_LINGER 0, resets the connection: RFC 1122 4.2.2.13, tcp_close().

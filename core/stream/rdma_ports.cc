@@ -119,7 +119,9 @@ void RdmaPorts::take(Port& p) noexcept {
   p.again_at = monotonic_ns() + kTryAgainNs;
   if (id.error() == EACCES) {
     p.held = Held::kNotAllowed;
-  } else if (!(id.error() == EADDRINUSE) || is_one_of_us(p)) {
+  } else if (!(id.error() == EADDRINUSE || id.error() == EADDRNOTAVAIL) || is_one_of_us(p)) {
+    // The kernel says the second where one of the two is for all addresses (cma_check_port(),
+    // drivers/infiniband/core/cma.c).
     p.held = Held::kByAnother;
     p.strange = 0;
   } else if (++p.strange == 2) {  // whoever has just taken the port is about to take the name

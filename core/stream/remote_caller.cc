@@ -200,7 +200,7 @@ void on_join_event(RemoteAttempt& a, const verbs::CmEvent& e) noexcept {
       return on_rejected_join(a, e);
     case Kind::kNoRoute:
     case Kind::kUnreachable:
-      return not_there(a, "the peer does not answer over RDMA");
+      return try_again(a, "the peer does not answer over RDMA");  // it does on the line
     case Kind::kDisconnected:
       return try_again(a, "the peer left");
     default:

@@ -1,5 +1,7 @@
 // Setting down: from the ring back to TCP at an exact byte. PROTOCOL.md, "Moving a direction".
 
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 
 #include <utility>
@@ -279,6 +281,7 @@ static Reason take_path_failure(Stream& s) noexcept {
   if (!s.channel || s.path_failed) return nullptr;
   const Reason reason = s.channel->path_failure();
   s.path_failed = reason != nullptr;
+  if (s.path_failed) s.path_failed_ns = monotonic_ns();
   return reason;
 }
 
@@ -287,10 +290,19 @@ Reason failure_of(Stream& s) noexcept {
                                                      : "peer broke the protocol";
 }
 
+/// TCP_USER_TIMEOUT of the program's socket times what TCP has sent. What was on a lost queue pair is waited for by us: the
+/// peer has been asked where it is, and does not say.
+static bool user_timeout_passed_locked(Stream& s) noexcept RSOCK_REQUIRES(s.tx.mutex) {
+  if (s.path_failed_ns == 0 || s.tx.state != TxState::kRing || s.channel->decides_alone()) return false;
+  const auto ms = os::getsockopt_int(s.fd.load(std::memory_order_relaxed), IPPROTO_TCP, TCP_USER_TIMEOUT);
+  return ms && *ms > 0 && monotonic_ns() - s.path_failed_ns > static_cast<uint64_t>(*ms) * 1'000'000;
+}
+
 void attend(Stream& s) noexcept {
   if (!s.has_channel.load(std::memory_order_acquire)) return;
   try_ready(s);
   bool lied = false;
+  bool late = false;
   {
     MutexLock lock(s.tx.mutex);
     if (!s.channel) return;
@@ -308,7 +320,9 @@ void attend(Stream& s) noexcept {
     (void)obey_tx_turn_locked(s);
     if (s.tx.state == TxState::kReplay) (void)flush_replay_locked(s);
     lied = s.tx.lied || s.channel->tx_failed();
+    late = user_timeout_passed_locked(s);
   }
+  if (late) return fail_stream(s, "the peer does not answer (TCP_USER_TIMEOUT)", ETIMEDOUT);
   if (lied) return fail_stream(s, failure_of(s));
   if (s.tx_wanted.load(std::memory_order_acquire)) try_switch_tx(s);
   {

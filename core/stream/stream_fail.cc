@@ -58,7 +58,7 @@ void judge_unread(Stream& s) noexcept {
   finish_tx_locked(s);
 }
 
-void fail_stream(Stream& s, Reason reason) noexcept {
+void fail_stream(Stream& s, Reason reason, int error) noexcept {
   {
     MutexLock tx(s.tx.mutex);
     MutexLock rx(s.rx.mutex);
@@ -70,7 +70,7 @@ void fail_stream(Stream& s, Reason reason) noexcept {
     const int fd = s.fd.load(std::memory_order_relaxed);
     count_refusal(reason);
     RSOCK_LOG(kError, "fd %d: %s: connection reset", fd, reason);
-    s.error.store(ECONNRESET, std::memory_order_release);
+    s.error.store(error, std::memory_order_release);
     s.pinned.store(true, std::memory_order_relaxed);
     if (s.tx.state != TxState::kKernel) finish_tx_locked(s);
     s.tx.ring_done = true;

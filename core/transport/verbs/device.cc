@@ -21,7 +21,9 @@ namespace rsock::transport::verbs {
 namespace {
 
 constexpr uint32_t kMostStreams = 256;    // by default; the device may allow fewer
-constexpr uint64_t kNapNs = 100'000;      // between two looks of the keeper while others poll
+// Between two looks of the keeper while others poll; whoever stops polling arms, so it may be long.
+constexpr uint64_t kFirstNapNs = 500'000;
+constexpr uint64_t kLongestNapNs = 8'000'000;
 constexpr uint64_t kParkNs = 5'000'000'000;
 constexpr size_t kMostParked = 16;
 constexpr int kBatch = 32;
@@ -76,7 +78,8 @@ bool Device::set_up(uint32_t max_streams) noexcept {
   ibv_device_attr limits{};
   if (lib.ibv_query_device(context_, &limits) != 0) return false;
   one_packet_ = limits.vendor_id == kSoftRoce;
-  const uint32_t slots = kDataSlots + kCreditSlots;
+  data_slots_ = one_packet_ ? kDataSlotsOfPackets : kDataSlots;
+  const uint32_t slots = data_slots_ + kCreditSlots;
   const uint32_t most_entries = static_cast<uint32_t>(std::max(limits.max_cqe, 0));
   receives_count_ = std::min<uint32_t>(kReceives, static_cast<uint32_t>(std::max(limits.max_srq_wr, 0)));
   if (receives_count_ < 64 || most_entries < receives_count_ + slots) {
@@ -167,6 +170,7 @@ Result<QueuePair> Device::make_queue_pair(rdma_cm_id* id, size_t ring_size, uint
   pair.id = id;
   pair.partner = partner;
   pair.one_packet = one_packet_;
+  pair.data_slots = data_slots_;
   pair.has_immediate = immediate && context_->device->transport_type != IBV_TRANSPORT_IWARP;
   for (auto p = parked_.begin(); p != parked_.end(); ++p) {
     if (p->partner != partner || p->memory.ring_size() != ring_size) continue;
@@ -185,7 +189,7 @@ Result<QueuePair> Device::make_queue_pair(rdma_cm_id* id, size_t ring_size, uint
     wanted.send_cq = wanted.recv_cq = cq_;
     wanted.srq = srq_;
     wanted.qp_type = IBV_QPT_RC;
-    wanted.cap.max_send_wr = kDataSlots + kCreditSlots;
+    wanted.cap.max_send_wr = data_slots_ + kCreditSlots;
     wanted.cap.max_send_sge = 1;
     wanted.cap.max_inline_data = inline_bytes;
     if (id != nullptr) {
@@ -309,10 +313,14 @@ bool Device::progress() noexcept {
   return found;
 }
 
-void Device::need_events() noexcept {
+void Device::arm(Armed wanted) noexcept {
   // seq_cst: whoever finds it armed relies on the keeper's poll after the event; whoever does not, on its own call.
-  if (armed_.load(std::memory_order_seq_cst) || armed_.exchange(true, std::memory_order_seq_cst)) return;
-  (void)ibv_req_notify_cq(cq_, 0);
+  Armed now = armed_.load(std::memory_order_seq_cst);
+  do {
+    if (now >= wanted) return;
+  } while (!armed_.compare_exchange_weak(now, wanted, std::memory_order_seq_cst));
+  // The wider of two requests holds, in whatever order they come (ibv_req_notify_cq(3)).
+  (void)ibv_req_notify_cq(cq_, wanted == Armed::kArrivals ? 1 : 0);
 }
 
 uint64_t Device::on_event() noexcept {
@@ -324,7 +332,7 @@ uint64_t Device::on_event() noexcept {
   while (events < 64 && lib.ibv_get_cq_event(events_, &cq, &context) == 0) ++events;
   if (events != 0) {
     lib.ibv_ack_cq_events(cq_, events);
-    armed_.store(false, std::memory_order_seq_cst);
+    armed_.store(Armed::kNo, std::memory_order_seq_cst);
   }
   const auto poll = [this] {
     MutexLock lock(queue_mutex_);
@@ -337,10 +345,12 @@ uint64_t Device::on_event() noexcept {
   const uint64_t others = found_by_others_.load(std::memory_order_relaxed);
   if (others != found_seen_) {
     found_seen_ = others;
-    return kNapNs;
+    nap_ns_ = std::clamp(2 * nap_ns_, kFirstNapNs, kLongestNapNs);
+    return nap_ns_;
   }
+  nap_ns_ = 0;
   need_events();
-  return poll() ? kNapNs : 0;
+  return poll() ? kFirstNapNs : 0;
 }
 
 void Device::on_async_event() noexcept {

@@ -10,10 +10,11 @@
 //  - Completion queue: it holds kReceives + (most queue pairs) x (send queue depth) entries, and each entry of either
 //    kind is either posted or in the queue: never two places for one.
 //
-// Sleeping. `armed_` true: the next completion wakes the keeper's descriptor (or has, and the keeper will poll). Whoever
-// goes to sleep, or leaves bytes behind that a completion must push out, calls need_events(). The keeper, woken, clears
-// it, polls, and while others poll too it looks again after a nap instead of arming: a busy process makes no system
-// calls for this. It arms when it finds quiet, and polls once more after that.
+// Sleeping. `armed_` set: the next completion of that kind wakes the keeper's descriptor (or has, and the keeper will
+// poll). Whoever goes to sleep, or leaves bytes behind that a completion must push out, arms and polls once more. The
+// keeper, woken, clears it and polls; while others poll too it only looks again after a nap: a busy process makes no
+// system calls for this. It arms when it finds quiet. Arrivals are sent as solicited events, so who waits for bytes is
+// not woken for each write of ours that completes.
 //
 // Ownership: made by open(), kept for the life of the process or until the device is removed and the last channel gone
 // (shared_ptr). Thread safety: any thread, unless stated. Lock order: queue lock, then a channel's post lock; both
@@ -39,8 +40,9 @@ class VerbsChannel;
 
 /// Slots of a send queue that data may use, and a few more for credits.
 inline constexpr uint32_t kDataSlots = 60;
+inline constexpr uint32_t kDataSlotsOfPackets = 252;  // QueuePair::one_packet
 inline constexpr uint32_t kCreditSlots = 4;
-inline constexpr uint32_t kReceives = 4096;
+inline constexpr uint32_t kReceives = 2048;
 inline constexpr uint32_t kWantedInline = 256;
 
 /// A connected (or connecting) reliable queue pair and both rings of one stream. Unique owner; given back to the device
@@ -54,6 +56,7 @@ struct QueuePair {
     inline_bytes = other.inline_bytes;
     has_immediate = other.has_immediate;
     one_packet = other.one_packet;
+    data_slots = other.data_slots;
     partner = other.partner;
     memory = std::move(other.memory);
     return *this;
@@ -64,6 +67,7 @@ struct QueuePair {
   uint32_t inline_bytes = 0;
   bool has_immediate = true;  // false: iWARP, or RSOCK_RDMA_IMMEDIATE=no: a SEND follows each WRITE
   bool one_packet = false;    // no write may be longer than the path's MTU (see device.cc)
+  uint32_t data_slots = kDataSlots;
   uint64_t partner = 0;       // the peer's keeper; 0: none, the memory is not used again
   RingMemory memory;          // ours: what we send from, what the peer writes into
 };
@@ -96,7 +100,9 @@ class Device : public std::enable_shared_from_this<Device> {
   /// Takes what is in the queue and tells the channels. Does nothing if another thread is at it. True: found any.
   bool progress() noexcept;
   /// The caller goes away or to sleep: the next completion wakes the keeper.
-  void need_events() noexcept;
+  void need_events() noexcept { arm(Armed::kAll); }
+  /// The same for who waits for bytes only: what the peer sends, and nothing that we sent.
+  void need_arrivals() noexcept { arm(Armed::kArrivals); }
   /// The completion channel: the keeper's epoll has it. Readable: call on_event().
   int event_fd() const noexcept { return events_->fd; }
   /// Keeper only. Returns in how many ns it wants to be called again; 0: when event_fd() says so.
@@ -143,6 +149,7 @@ class Device : public std::enable_shared_from_this<Device> {
   const int owner_;  // process
   int numa_node_ = -1;
   bool one_packet_ = false;
+  uint32_t data_slots_ = kDataSlots;
   ibv_pd* pd_ = nullptr;
   ibv_comp_channel* events_ = nullptr;
   ibv_cq* cq_ = nullptr;
@@ -158,7 +165,10 @@ class Device : public std::enable_shared_from_this<Device> {
   std::vector<Entry> channels_ RSOCK_GUARDED_BY(queue_mutex_);
   Mutex retired_mutex_;
   std::vector<QueuePair> retired_ RSOCK_GUARDED_BY(retired_mutex_);
-  std::atomic<bool> armed_{false};
+  enum class Armed : int { kNo, kArrivals, kAll };
+  void arm(Armed wanted) noexcept;
+  std::atomic<Armed> armed_{Armed::kNo};
+  uint64_t nap_ns_ = 0;  // keeper only
   std::atomic<bool> removed_{false};
   std::atomic<uint64_t> found_by_others_{0};
   uint64_t found_seen_ = 0;  // keeper only

@@ -27,7 +27,7 @@ constexpr uint64_t kBulk = 16 * 1024;
 /// A write no longer than this: the receiver copies out while the next one is on its way.
 constexpr uint64_t kLongestWrite = 128 * 1024;
 /// Most writes of one call, where each is a packet (QueuePair::one_packet).
-constexpr uint32_t kChain = 16;
+constexpr uint32_t kChain = 32;
 /// Without one for so long an entry is signalled, so that the send queue empties.
 constexpr uint32_t kSignalEvery = 16;
 /// Immediate value: this bit says credit, the rest is a count of bytes (a ring is at most 64 MiB).
@@ -153,6 +153,8 @@ bool VerbsChannel::post_locked(uint64_t offset, uint32_t n, uint32_t immediate, 
     last.send_flags = IBV_SEND_INLINE;
     pieces[slots - 1] = ibv_sge{reinterpret_cast<uint64_t>(&immediate), sizeof(immediate), 0};
   }
+  // Solicited: the peer's keeper sleeps for arrivals only (device.h).
+  last.send_flags |= IBV_SEND_SOLICITED;
   if (signal) last.send_flags |= IBV_SEND_SIGNALED;
   ibv_send_wr* bad = nullptr;
   if (ibv_post_send(pair_.qp, entries, &bad) != 0) {
@@ -177,9 +179,9 @@ bool VerbsChannel::push_locked() noexcept {
     // acquire pairs with the writer's publish: the bytes are in the ring.
     const uint64_t left = tx_.tail.load(memory_order_acquire) - posted_.load(memory_order_relaxed);
     if (left == 0) return true;
-    if (used_ + slots_for(1) > kDataSlots || (signals_in_flight_ >= kEager && left < kBulk)) return false;
+    if (used_ + slots_for(1) > pair_.data_slots || (signals_in_flight_ >= kEager && left < kBulk)) return false;
     const uint64_t from = posted_.load(memory_order_relaxed);
-    const uint64_t writes = std::min<uint64_t>(kChain, kDataSlots - used_ - (pair_.has_immediate ? 0 : 1));
+    const uint64_t writes = std::min<uint64_t>(kChain, pair_.data_slots - used_ - (pair_.has_immediate ? 0 : 1));
     const uint64_t n = std::min({left, kLongestWrite, writes * longest_write_, capacity() - (from & (capacity() - 1))});
     // The last of what there is: it tells that all is delivered, and what gathers meanwhile waits for it.
     const bool signal = n == left || unsignalled_ + slots_for(n) + 1 > kSignalEvery;
@@ -190,7 +192,7 @@ bool VerbsChannel::push_locked() noexcept {
 
 void VerbsChannel::push_credit_locked() noexcept {
   const uint64_t wanted = credit_wanted_.load(memory_order_acquire);  // pairs with credit()
-  if (wanted == credit_sent_ || used_ + slots_for(0) > kDataSlots + kCreditSlots) return;
+  if (wanted == credit_sent_ || used_ + slots_for(0) > pair_.data_slots + kCreditSlots) return;
   const uint32_t n = static_cast<uint32_t>(wanted - credit_sent_);
   const bool signal = unsignalled_ + 2 * slots_for(0) > kSignalEvery;
   if (post_locked(delivered_.load(memory_order_relaxed), 0, kCreditBit | n, signal)) credit_sent_ = wanted;
@@ -315,8 +317,10 @@ size_t VerbsChannel::tx_write(const iovec* iov, size_t n, size_t skip, size_t li
     const size_t moved = writer_.write(from, std::min(limit - done, ring::kPublishPiece));
     if (moved == 0) break;
     done += moved;
-    (void)push();
+    // The first piece of many leaves while the others are copied; the rest in as few calls as there are large writes.
+    if (done == moved || posted_.load(memory_order_relaxed) + kLongestWrite <= writer_.tail()) (void)push();
   } while (done < limit && !from.done());
+  if (done != 0 && posted_.load(memory_order_relaxed) != writer_.tail()) (void)push();
   return done;
 }
 
@@ -560,7 +564,7 @@ uint32_t VerbsChannel::tx_bell() noexcept { return tx_.tx_bell.load(memory_order
 void VerbsChannel::rx_arm(Sleep how) noexcept {
   // seq_cst: the store half of Dekker. Then the queue: a completion before that is found by the check that follows.
   rx_.rx_sleep.fetch_or(static_cast<uint32_t>(how), memory_order_seq_cst);
-  device_->need_events();
+  device_->need_arrivals();
 }
 
 void VerbsChannel::tx_arm(Sleep how) noexcept {
