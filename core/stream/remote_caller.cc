@@ -13,6 +13,8 @@
 namespace rsock::stream {
 namespace {
 
+// Some four seconds: a peer passes its threshold at about the same time, and may have rdma-core to load.
+constexpr uint32_t kTriesAtAClosedPort = 22;
 // Where nobody was at the port the last time.
 constexpr uint32_t kTriesAtOneClosedBefore = 6;
 // More would wait for each other, with their time limits running: registering memory takes the
@@ -108,10 +110,9 @@ void on_found(RemoteAttempt& a, const wire::Found& found) noexcept {
 void on_rejected_find(RemoteAttempt& a, const verbs::CmEvent& e) noexcept {
   const auto found = wire::decode_found(e.data, e.size);
   if (!found) {
-    // Nobody there yet: its process passes its threshold at about the same time, and may have
-    // rdma-core to load. Or a program that is none of ours.
+    // Nobody there yet. Or a program that is none of ours.
     const uint32_t most = rdma_host()->reach.failed_before(a.tuple.remote) ? kTriesAtOneClosedBefore
-                                                                           : kMostRemoteTries;
+                                                                           : kTriesAtAClosedPort;
     if (e.status == verbs::kRejectedNobodyThere && a.tries < most) {
       return try_again(a, "the peer's library is not there or not listening");
     }
@@ -200,7 +201,8 @@ void on_join_event(RemoteAttempt& a, const verbs::CmEvent& e) noexcept {
       return on_rejected_join(a, e);
     case Kind::kNoRoute:
     case Kind::kUnreachable:
-      return try_again(a, "the peer does not answer over RDMA");  // it does on the line
+      a.tries += 8;  // it does on the line: some tries more, not all
+      return try_again(a, "the peer does not answer over RDMA");
     case Kind::kDisconnected:
       return try_again(a, "the peer left");
     default:
