@@ -13,6 +13,7 @@
 namespace rsock::stream {
 namespace {
 
+constexpr uint32_t kTriesAtAClosedPort = 22;  // four seconds
 // Where nobody was at the port the last time.
 constexpr uint32_t kTriesAtOneClosedBefore = 6;
 // More would wait for each other, with their time limits running: registering memory takes the
@@ -111,7 +112,7 @@ void on_rejected_find(RemoteAttempt& a, const verbs::CmEvent& e) noexcept {
     // Nobody there yet: its process passes its threshold at about the same time, and may have
     // rdma-core to load. Or a program that is none of ours.
     const uint32_t most = rdma_host()->reach.failed_before(a.tuple.remote) ? kTriesAtOneClosedBefore
-                                                                           : kMostRemoteTries;
+                                                                           : kTriesAtAClosedPort;
     if (e.status == verbs::kRejectedNobodyThere && a.tries < most) {
       return try_again(a, "the peer's library is not there or not listening");
     }
