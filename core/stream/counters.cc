@@ -53,7 +53,8 @@ void add_stream(const Stream& s, Totals* t) noexcept {
     t->received[i] += s.received[i].load(std::memory_order_relaxed);
     if ((s.ever_lifted & (1u << i)) != 0) ++t->lifted[i];
   }
-  const bool lifted = s.ever_lifted != 0 || s.received[1].load(std::memory_order_relaxed) != 0;
+  const bool lifted = s.ever_lifted != 0 || s.received[1].load(std::memory_order_relaxed) != 0 ||
+                      s.received[2].load(std::memory_order_relaxed) != 0;
   if (lifted) return;
   const Reason reason = s.not_lifted.load(std::memory_order_relaxed);
   bump(t->not_lifted, reason != nullptr ? reason : "below the threshold");

@@ -36,13 +36,13 @@ def make(options):
     connect = workloads.connect_rate(bench, 1, own_s)
 
     def counted(size, label):
-        load = workloads.one_way(bench, size, label, 4, warmup)
+        load = workloads.one_way(bench, size, label, 20, warmup)
         load.key, load.title = f"calls_{size}", f"system calls, one way {label}"
         load.observe, load.observed_figures = lambda ends: observe.system_calls(ends, warmup + 1), observe.per_message
         return load
 
     def many(count):
-        return workloads.OwnPair(f"many_{count}", f"{count} connections, 64 hot", 4, bench, "many", ("messages_per_s",), (),
+        return workloads.OwnPair(f"many_{count}", f"{count} connections, 64 hot", 8, bench, "many", ("messages_per_s",), (),
                                  ("--connections", str(count), "--settle", str(2 * warmup)), 0, observe.pinned,
                                  lambda _, observed: observed)
 

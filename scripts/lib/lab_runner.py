@@ -55,6 +55,8 @@ class LabRunner:
                     for process, role in ((calling, "client"), (serving, "server"))]
         except HostDown as fault:
             raise runner.RunError(str(fault)) from None
+        except LabTimeout as fault:  # a look at them, or the shell that was to start them
+            raise runner.RunError(runner.tail(str(fault))) from None
         finally:
             self._stop_all()
         if sent is not None and self.device.packets() - sent < FEWEST_PACKETS:

@@ -1,5 +1,6 @@
 """Tests of the measuring scripts: what counts as lifted, what a gain is, and that nothing is left."""
 
+import collections
 import json
 import os
 import shutil
@@ -207,13 +208,18 @@ class RdmaTest(unittest.TestCase):
                 "{ common_pid:         99, id: sys_poll                      [  7] } hitcount:      5000\n"
                 "{ common_pid:         11, fd:          9 } hitcount:         30\n"
                 "{ common_pid:         11, fd:          4 } hitcount:         10\n"
-                "window 10.0 12.0\ntask 11 11\ntask 12 11\nfd 11 9 /dev/infiniband/uverbs0\nfd 11 4 /dev/pts/0\n")
-        self.assertEqual(observe.read_counts(text), (2.0, 45, 30))
-        with self.assertRaises(runner.RunError):
-            observe.read_counts("mount: permission denied")
-        rates = observe.per_message({"messages_per_s": 100, "bytes_per_s": 4e6}, {"calls_per_s": 10, "posts_per_s": 200})
-        self.assertEqual(rates, {"calls_per_message": 0.1, "posts_per_message": 2, "calls_per_mb": 2.5,
-                                 "posts_per_mb": 50})
+                "window 10.0 12.0\ntask 11 11\ntask 12 11\nof 11\n"
+                "lrwx------ 1 root root 64 Jan  1 00:00 9 -> /dev/infiniband/uverbs0\n"
+                "lrwx------ 1 root root 64 Jan  1 00:00 4 -> /dev/pts/0\n")
+        self.assertEqual(observe.read_counts(text), (2.0, {"write": 10, "poll": 5, "post": 30}))
+        # What has ended makes no calls: that must not read as the best of figures.
+        for bad in ("mount: permission denied", text + "gone 11\n", text.replace("uverbs", "rdma_cm")):
+            with self.assertRaises(runner.RunError):
+                observe.read_counts(bad)
+        rates = collections.Counter({"poll": 6, "write": 4, "post": 200})
+        self.assertEqual(observe.per_message({"messages_per_s": 100, "bytes_per_s": 4e6}, rates),
+                         {"calls_per_message": 0.1, "posts_per_message": 2, "calls_per_mb": 2.5, "posts_per_mb": 50,
+                          "poll_per_message": 0.06, "write_per_message": 0.04})
 
     def test_raw_verbs_stand_in_where_they_can(self):
         rows = {load.key: {v.name: what.key for v, what in row}

@@ -53,6 +53,7 @@ struct QueuePair {
     qp = std::exchange(other.qp, nullptr);
     inline_bytes = other.inline_bytes;
     has_immediate = other.has_immediate;
+    one_packet = other.one_packet;
     partner = other.partner;
     memory = std::move(other.memory);
     return *this;
@@ -62,6 +63,7 @@ struct QueuePair {
   ibv_qp* qp = nullptr;
   uint32_t inline_bytes = 0;
   bool has_immediate = true;  // false: iWARP, or RSOCK_RDMA_IMMEDIATE=no: a SEND follows each WRITE
+  bool one_packet = false;    // no write may be longer than the path's MTU (see device.cc)
   uint64_t partner = 0;       // the peer's keeper; 0: none, the memory is not used again
   RingMemory memory;          // ours: what we send from, what the peer writes into
 };
@@ -140,6 +142,7 @@ class Device : public std::enable_shared_from_this<Device> {
   ibv_context* const context_;
   const int owner_;  // process
   int numa_node_ = -1;
+  bool one_packet_ = false;
   ibv_pd* pd_ = nullptr;
   ibv_comp_channel* events_ = nullptr;
   ibv_cq* cq_ = nullptr;

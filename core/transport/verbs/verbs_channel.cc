@@ -26,6 +26,8 @@ constexpr uint32_t kEager = 4;
 constexpr uint64_t kBulk = 16 * 1024;
 /// A write no longer than this: the receiver copies out while the next one is on its way.
 constexpr uint64_t kLongestWrite = 128 * 1024;
+/// Most writes of one call, where each is a packet (QueuePair::one_packet).
+constexpr uint32_t kChain = 16;
 /// Without one for so long an entry is signalled, so that the send queue empties.
 constexpr uint32_t kSignalEvery = 16;
 /// Immediate value: this bit says credit, the rest is a count of bytes (a ring is at most 64 MiB).
@@ -95,6 +97,12 @@ void VerbsChannel::connected() noexcept {
   (void)RdmaLibrary::get()->ibv_modify_qp(pair_.qp, &attributes, IBV_QP_MIN_RNR_TIMER);
   {
     MutexLock lock(post_mutex_);
+    if (pair_.one_packet) {
+      ibv_qp_init_attr ignored{};
+      attributes = ibv_qp_attr{};
+      const bool known = RdmaLibrary::get()->ibv_query_qp(pair_.qp, &attributes, IBV_QP_PATH_MTU, &ignored) == 0;
+      longest_write_ = 128u << (known ? attributes.path_mtu : IBV_MTU_256);
+    }
     connected_ = true;
   }
   (void)push();
@@ -102,50 +110,56 @@ void VerbsChannel::connected() noexcept {
 
 // --- the send queue ----------------------------------------------------------------------------
 
+/// Slots for n bytes: a write for each `longest_write`, and where there are no immediates a SEND that counts them.
+uint32_t VerbsChannel::slots_for(uint64_t n) const noexcept {
+  const uint64_t writes = n == 0 ? 0 : (n + longest_write_ - 1) / longest_write_;
+  if (!pair_.has_immediate) return static_cast<uint32_t>(writes) + 1;
+  return static_cast<uint32_t>(std::max<uint64_t>(writes, 1));
+}
+
+/// One call of the device for one span of the ring; the last entry tells of all of it.
 bool VerbsChannel::post_locked(uint64_t offset, uint32_t n, uint32_t immediate, bool signal) noexcept {
-  const uint64_t at = offset & (capacity() - 1);
-  const uint32_t covered = unsignalled_ + slots_per_write();
-  ibv_sge piece{};
-  piece.addr = reinterpret_cast<uint64_t>(pair_.memory.tx_ring() + at);
-  piece.length = n;
-  piece.lkey = pair_.memory.tx_key();
-  ibv_send_wr write{};
-  write.sg_list = &piece;
-  write.num_sge = n != 0 ? 1 : 0;
-  write.wr.rdma.remote_addr = remote_.address + at;
-  write.wr.rdma.rkey = remote_.key;
-  const unsigned signalled = signal ? unsigned{IBV_SEND_SIGNALED} : 0u;
-  if (n <= pair_.inline_bytes) write.send_flags = IBV_SEND_INLINE;
+  ibv_send_wr entries[kChain + 1];
+  ibv_sge pieces[kChain + 1];
+  const uint32_t slots = slots_for(n);
+  const uint32_t covered = unsignalled_ + slots;
   // What the completion tells: the slots that are free again, and how far the ring is delivered.
   const uint64_t id = uint64_t{covered} << 48 | ((offset + n) & ((uint64_t{1} << 48) - 1));
-  ibv_send_wr send{};
-  ibv_sge count{};
-  if (pair_.has_immediate) {
-    write.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
-    write.imm_data = htonl(immediate);
-    write.wr_id = id;
-    write.send_flags |= signalled;
-  } else {
-    // A SEND is delivered behind the write before it (RFC 5040, 5.3): the same promise in two entries.
-    write.opcode = IBV_WR_RDMA_WRITE;
-    write.wr_id = id;
-    write.next = &send;
-    count.addr = reinterpret_cast<uint64_t>(&immediate);
-    count.length = sizeof(immediate);
-    send.opcode = IBV_WR_SEND;
-    send.sg_list = &count;
-    send.num_sge = 1;
-    send.wr_id = id;
-    send.send_flags = IBV_SEND_INLINE | signalled;
+  uint32_t done = 0;
+  for (uint32_t i = 0; i < slots; ++i) {
+    const uint64_t at = (offset + done) & (capacity() - 1);
+    const uint32_t size = std::min(n - done, longest_write_);
+    ibv_send_wr& entry = entries[i];
+    entry = ibv_send_wr{};
+    entry.wr_id = id;
+    entry.opcode = IBV_WR_RDMA_WRITE;
+    entry.next = i + 1 < slots ? &entries[i + 1] : nullptr;
+    entry.sg_list = &pieces[i];
+    entry.num_sge = size != 0 ? 1 : 0;
+    entry.wr.rdma.remote_addr = remote_.address + at;
+    entry.wr.rdma.rkey = remote_.key;
+    if (size <= pair_.inline_bytes) entry.send_flags = IBV_SEND_INLINE;
+    pieces[i] = ibv_sge{reinterpret_cast<uint64_t>(pair_.memory.tx_ring() + at), size, pair_.memory.tx_key()};
+    done += size;
   }
+  ibv_send_wr& last = entries[slots - 1];
+  if (pair_.has_immediate) {
+    last.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
+    last.imm_data = htonl(immediate);
+  } else {
+    // A SEND is delivered behind the writes before it (RFC 5040, 5.3): the same promise in one entry more.
+    last.opcode = IBV_WR_SEND;
+    last.num_sge = 1;
+    last.send_flags = IBV_SEND_INLINE;
+    pieces[slots - 1] = ibv_sge{reinterpret_cast<uint64_t>(&immediate), sizeof(immediate), 0};
+  }
+  if (signal) last.send_flags |= IBV_SEND_SIGNALED;
   ibv_send_wr* bad = nullptr;
-  ibv_send_wr* first = !pair_.has_immediate && n == 0 ? &send : &write;
-  const int error = ibv_post_send(pair_.qp, first, &bad);
-  if (error != 0) {
+  if (ibv_post_send(pair_.qp, entries, &bad) != 0) {
     fail_path("the queue pair takes no more work");
     return false;
   }
-  used_ += slots_per_write();
+  used_ += slots;
   if (signal) {
     unsignalled_ = 0;
     ++signals_in_flight_;
@@ -159,16 +173,16 @@ bool VerbsChannel::post_locked(uint64_t offset, uint32_t n, uint32_t immediate, 
 bool VerbsChannel::push_locked() noexcept {
   if (!connected_ || failure_.load(memory_order_relaxed) != nullptr) return true;
   push_credit_locked();
-  const uint32_t each = slots_per_write();
   for (;;) {
     // acquire pairs with the writer's publish: the bytes are in the ring.
     const uint64_t left = tx_.tail.load(memory_order_acquire) - posted_.load(memory_order_relaxed);
     if (left == 0) return true;
-    if (used_ + each > kDataSlots || (signals_in_flight_ >= kEager && left < kBulk)) return false;
+    if (used_ + slots_for(1) > kDataSlots || (signals_in_flight_ >= kEager && left < kBulk)) return false;
     const uint64_t from = posted_.load(memory_order_relaxed);
-    const uint64_t n = std::min({left, kLongestWrite, capacity() - (from & (capacity() - 1))});
+    const uint64_t writes = std::min<uint64_t>(kChain, kDataSlots - used_ - (pair_.has_immediate ? 0 : 1));
+    const uint64_t n = std::min({left, kLongestWrite, writes * longest_write_, capacity() - (from & (capacity() - 1))});
     // The last of what there is: it tells that all is delivered, and what gathers meanwhile waits for it.
-    const bool signal = n == left || unsignalled_ + 2 * each > kSignalEvery;
+    const bool signal = n == left || unsignalled_ + slots_for(n) + 1 > kSignalEvery;
     if (!post_locked(from, static_cast<uint32_t>(n), static_cast<uint32_t>(n), signal)) return true;
     posted_.store(from + n, memory_order_relaxed);
   }
@@ -176,9 +190,9 @@ bool VerbsChannel::push_locked() noexcept {
 
 void VerbsChannel::push_credit_locked() noexcept {
   const uint64_t wanted = credit_wanted_.load(memory_order_acquire);  // pairs with credit()
-  if (wanted == credit_sent_ || used_ + slots_per_write() > kDataSlots + kCreditSlots) return;
+  if (wanted == credit_sent_ || used_ + slots_for(0) > kDataSlots + kCreditSlots) return;
   const uint32_t n = static_cast<uint32_t>(wanted - credit_sent_);
-  const bool signal = unsignalled_ + 2 * slots_per_write() > kSignalEvery;
+  const bool signal = unsignalled_ + 2 * slots_for(0) > kSignalEvery;
   if (post_locked(delivered_.load(memory_order_relaxed), 0, kCreditBit | n, signal)) credit_sent_ = wanted;
 }
 

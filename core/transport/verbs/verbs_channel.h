@@ -122,7 +122,7 @@ class VerbsChannel final : public Channel {
   void push_credit_locked() noexcept RSOCK_REQUIRES(post_mutex_);
   bool post_locked(uint64_t offset, uint32_t n, uint32_t immediate, bool signal) noexcept
       RSOCK_REQUIRES(post_mutex_);
-  uint32_t slots_per_write() const noexcept { return pair_.has_immediate ? 1 : 2; }
+  uint32_t slots_for(uint64_t n) const noexcept RSOCK_REQUIRES(post_mutex_);
   void credit() noexcept;
   void look_for_end() noexcept;
   void wake_receiver() noexcept;
@@ -166,6 +166,7 @@ class VerbsChannel final : public Channel {
   uint32_t used_ RSOCK_GUARDED_BY(post_mutex_) = 0;             // slots of the send queue
   uint32_t unsignalled_ RSOCK_GUARDED_BY(post_mutex_) = 0;      // slots since the last signalled entry
   uint32_t signals_in_flight_ RSOCK_GUARDED_BY(post_mutex_) = 0;
+  uint32_t longest_write_ RSOCK_GUARDED_BY(post_mutex_) = 128 * 1024;
   bool connected_ RSOCK_GUARDED_BY(post_mutex_) = false;
 };
 

@@ -69,8 +69,7 @@ def busy(t, words="conns=2 seconds=200 size=8192 pause=50", **options):
     """A server and a client that go on while strangers come."""
     server = serve(t, "threads", **options)
     client = ask(t, words, **options)
-    lifted = trial.wait_until(lambda: not t.rdma or client.lifts_so_far() >= 2, 12)
-    t.expect("its streams are lifted within 12 s", lifted, client.log()[-500:])
+    t.expect_lifts(client, 2, 12)
     return server, client
 
 

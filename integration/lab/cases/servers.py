@@ -2,7 +2,6 @@
 
 import re
 import signal
-import time
 
 import trial
 
@@ -113,13 +112,10 @@ def server_restarts(t):
     """The client reconnects until its time is over; both servers lift what it sends."""
     first = serve(t, "threads", strict=False)
     client = ask(t, "conns=4 seconds=100 size=16384 pause=30", strict=False)
-    lifted = trial.wait_until(lambda: not t.rdma or client.lifts_so_far() >= 4, 12)
-    t.expect("four streams are lifted within 12 s", lifted, client.log()[-500:])
+    t.expect_lifts(client, 4, 12)
     t.expect("the first server ends with 0", t.stop(first) == 0, first.process.rc)
     second = serve(t, "threads", strict=False)
-    lifted = trial.wait_until(lambda: not t.rdma or client.lifts_so_far() >= 8, 20)
-    t.expect("and again within 20 s", lifted, client.log()[-500:])
-    time.sleep(1)
+    t.expect_lifts(client, 8, 20)
     total, sessions, broken = ended(t, client, enough=True)
     t.stop(second)
     came_back(t, sessions, broken)
@@ -131,13 +127,10 @@ def server_restarts(t):
 def server_killed_and_restarted(t):
     first = serve(t, "threads", strict=False)
     client = ask(t, "conns=4 seconds=100 size=16384 pause=30", strict=False)
-    lifted = trial.wait_until(lambda: not t.rdma or client.lifts_so_far() >= 4, 12)
-    t.expect("four streams are lifted within 12 s", lifted, client.log()[-500:])
+    t.expect_lifts(client, 4, 12)
     t.stop(first, 9)
     second = serve(t, "threads", strict=False)
-    lifted = trial.wait_until(lambda: not t.rdma or client.lifts_so_far() >= 8, 20)
-    t.expect("and again within 20 s", lifted, client.log()[-500:])
-    time.sleep(1)
+    t.expect_lifts(client, 8, 20)
     total, sessions, broken = ended(t, client, enough=True)
     t.stop(second)
     came_back(t, sessions, broken)

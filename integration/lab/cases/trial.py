@@ -232,6 +232,13 @@ class Trial:
             self.expect("shm is not used between hosts", program.total("lifted", "shm") == 0, lines)
             self.note += f" {100 * fast // max(1, fast + slow)}%"
 
+    def expect_lifts(self, program, count, seconds):
+        """So many streams are lifted while it runs. The judge has nothing to wait for but traffic."""
+        lifted = self.rdma and wait_until(lambda: program.lifts_so_far() >= count, seconds)
+        time.sleep(1 if self.rdma else 3)
+        self.expect(f"{count} streams of {program.name} are lifted within {seconds} s", lifted or not self.rdma,
+                    program.log()[-500:])
+
     def expect_on_tcp(self, *programs):
         for program in programs:
             if program.shim:
