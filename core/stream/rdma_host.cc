@@ -166,17 +166,19 @@ static verbs::Device* device_of(const ibv_context* context) noexcept {
   return nullptr;
 }
 
+void WatchedContext::on_removed() noexcept {
+  if (std::exchange(removed, true)) return;
+  keeper_unwatch(context->async_fd);  // it says so for ever
+  if (verbs::Device* device = device_of(context)) device->on_removal();
+  rdma_gone();
+}
+
 void WatchedContext::on_event(uint32_t) noexcept {
   if (removed) return;
-  if (verbs::Device* device = device_of(context)) {
-    device->on_async_event();
-    removed = device->removed();
-  } else {
-    removed = rdma_host()->manager->is_removed(context);
-  }
-  if (!removed) return;
-  keeper_unwatch(context->async_fd);  // it says so for ever
-  rdma_gone();
+  verbs::Device* const device = device_of(context);
+  if (device != nullptr) device->on_async_event();
+  if (device != nullptr ? device->removed() : rdma_host()->manager->is_removed(context))
+    on_removed();
 }
 
 /// The kernel may wait with the removal of a device until the last who uses it has gone.
@@ -312,6 +314,9 @@ static void on_cm_event(RdmaHost& h, const verbs::CmEvent& e) noexcept {
     if (e.key == h.listener_key) return answer_join(e);
     if (!h.ports.on_request(e)) h.manager->reject(e.id, {});
     return;
+  }
+  for (const auto& w : h.contexts) {
+    if (e.key == reinterpret_cast<uint64_t>(w->context)) return w->on_removed();
   }
   for (size_t i = 0; i < h.attempts.size(); ++i) {
     RemoteAttempt& a = *h.attempts[i];

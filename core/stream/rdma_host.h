@@ -43,6 +43,7 @@ struct WatchedDevice final : KeeperSource {
 struct WatchedContext final : KeeperSource {
   explicit WatchedContext(ibv_context* c) noexcept : context(c) {}
   void on_event(uint32_t events) noexcept override;
+  void on_removed() noexcept;
   ibv_context* const context;
   bool removed = false;
 };

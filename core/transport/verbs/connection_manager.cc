@@ -87,7 +87,8 @@ class RealManager final : public ConnectionManager {
   void set_ack_timeout(rdma_cm_id* id) noexcept;
   void read_event(const rdma_cm_event& from, CmEvent* to) noexcept;
 
-  void note_context(ibv_context* context) noexcept;
+  void note_context(const rdma_cm_id& id) noexcept;
+  void drop_sentinel(const ibv_context* context) noexcept;
   /// The peer's kernel knows a caller by its queue pair's number: a second request with the same is
   /// stale to it, and even ends the connection that has it (ib_cm, cm_match_req). So a question has
   /// a number of its own, a real one.
@@ -99,6 +100,7 @@ class RealManager final : public ConnectionManager {
     ibv_context* context;
     int fd;  // tells a new one at an old address
     bool told;
+    rdma_cm_id* sentinel;  // bound to the device, so that its removal is heard of
   };
   std::vector<Known> contexts_;
   /// Ids that only ask, with the queue pair and queue that they need for it.
@@ -278,7 +280,8 @@ void RealManager::read_event(const rdma_cm_event& from, CmEvent* to) noexcept {
 }
 
 /// Its descriptors go up; where no number is left they stay. Reads of events never wait.
-void RealManager::note_context(ibv_context* context) noexcept {
+void RealManager::note_context(const rdma_cm_id& id) noexcept {
+  ibv_context* const context = id.verbs;
   if (context == nullptr) return;
   std::erase_if(contexts_,
                 [=](const Known& k) { return k.context == context && k.fd != context->cmd_fd; });
@@ -290,7 +293,25 @@ void RealManager::note_context(ibv_context* context) noexcept {
     if (high) (void)os::close(std::exchange(*field, high->release()));
   }
   (void)os::fcntl(context->async_fd, F_SETFL, O_NONBLOCK);
-  contexts_.push_back(Known{context, context->cmd_fd, false});
+  sockaddr_storage here = id.route.addr.src_storage;
+  if (here.ss_family == AF_INET6) {
+    reinterpret_cast<sockaddr_in6*>(&here)->sin6_port = 0;
+  } else {
+    reinterpret_cast<sockaddr_in*>(&here)->sin_port = 0;
+  }
+  auto sentinel = make_id(reinterpret_cast<uint64_t>(context));
+  if (sentinel && library().rdma_bind_addr(*sentinel, reinterpret_cast<sockaddr*>(&here)) != 0) {
+    (void)library().rdma_destroy_id(*sentinel);
+    *sentinel = nullptr;
+  }
+  contexts_.push_back(Known{context, context->cmd_fd, false, sentinel.value_or(nullptr)});
+}
+
+void RealManager::drop_sentinel(const ibv_context* context) noexcept {
+  for (Known& k : contexts_) {
+    if (k.context != context || k.sentinel == nullptr) continue;
+    (void)library().rdma_destroy_id(std::exchange(k.sentinel, nullptr));
+  }
 }
 
 ibv_context* RealManager::new_context() noexcept {
@@ -314,6 +335,8 @@ bool RealManager::is_removed(ibv_context* context) noexcept {
 void RealManager::close_context(ibv_context* context) noexcept {
   // The library closes it when it sees a list of devices without it, and never looks at an empty
   // one (sync_devices_list() in librdmacm/cma.c). Its close of -1 does no harm.
+  const InsideLibrary guard;
+  drop_sentinel(context);
   abandon_fd(context->async_fd);
   abandon_fd(context->cmd_fd);
   std::erase_if(contexts_, [=](const Known& k) { return k.context == context; });
@@ -325,7 +348,7 @@ bool RealManager::next(CmEvent* event) noexcept {
   {
     const os::MakingInternal making;  // it may open a device
     if (library().rdma_get_cm_event(channel_, &raw) != 0) return false;
-    note_context(raw->id->verbs);
+    note_context(*raw->id);
   }
   *event = CmEvent{};
   // The second step of resolve(): its outcome is what the caller waits for.
@@ -337,7 +360,13 @@ bool RealManager::next(CmEvent* event) noexcept {
   } else {
     read_event(*raw, event);
   }
+  const rdma_cm_id* const id = raw->id;
   (void)library().rdma_ack_cm_event(raw);
+  for (const Known& k : contexts_) {
+    if (k.sentinel != id || event->kind != CmEvent::Kind::kDeviceRemoved) continue;
+    drop_sentinel(k.context);
+    break;
+  }
   return true;
 }
 
