@@ -517,6 +517,9 @@ void VerbsChannel::on_word(Word word, uint64_t value) noexcept {
       rx_.replayed.store(1, memory_order_release);  // pairs with rx_replayed()
       break;
     case Word::kBye:
+      // Words keep their order: a direction without a START has not left TCP, and never will. Without this an end that
+      // let go of a channel between our READY and its START would be taken for one that died with bytes.
+      if (rx_.start.load(memory_order_relaxed) == 0) rx_.replayed.store(1, memory_order_release);
       return line_down();
   }
   wake_all();
