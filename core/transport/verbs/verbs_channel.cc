@@ -257,6 +257,7 @@ void VerbsChannel::look_for_end() noexcept {
   const uint64_t before = rx_.head.fetch_or(ring::kSealEnded, memory_order_seq_cst);
   if ((before & (ring::kSealEnded | ring::kSealFrozen)) != 0) return;
   line_->say(nonce_, Word::kEndOk, end);
+  end_ok_said_.store(true, memory_order_release);  // pairs with let_go()
   wake_all();
 }
 
@@ -458,7 +459,11 @@ bool VerbsChannel::rx_replayed() noexcept { return rx_.replayed.load(memory_orde
 void VerbsChannel::let_go() noexcept {
   if (let_go_) return;
   let_go_ = true;
-  (void)rx_freeze();  // what we consumed is final, and the peer must know it
+  // What we consumed is final, and the peer must know it. The thread that found the end may not have said so yet: twice
+  // is once, but behind BYE it would be too late.
+  if (rx_freeze().kind == TurnKind::kEnded && !end_ok_said_.load(memory_order_acquire)) {
+    line_->say(nonce_, Word::kEndOk, end_at_.load(memory_order_relaxed));
+  }
   line_->say(nonce_, Word::kBye, 0);
 }
 
