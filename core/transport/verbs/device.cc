@@ -223,6 +223,13 @@ bool Device::bury() noexcept {
       // Under the queue's lock, and the queue emptied behind it: a number that the device gives out again must not meet
       // completions of the one before.
       MutexLock lock(queue_mutex_);
+      // Emptied before as well: some providers throw away what the queue has of a queue pair that goes (mlx5_cq_clean()),
+      // and with it entries of the receive queue, which nobody would post again. In the error state none are added.
+      ibv_qp_attr error{};
+      error.qp_state = IBV_QPS_ERR;
+      (void)lib.ibv_modify_qp(pair.qp, &error, IBV_QP_STATE);
+      while (poll_locked()) {
+      }
       if (pair.id != nullptr) {
         lib.rdma_destroy_qp(pair.id);
       } else {
@@ -270,6 +277,9 @@ void Device::dispatch_locked(const ibv_wc& wc) noexcept {
   // Of a failed entry only status, number and queue pair are valid (ibv_poll_cq(3)); an arrival that failed shows as the
   // failure of the queue pair, on what we send or by a device event.
   if (wc.status != IBV_WC_SUCCESS) {
+    // A send's number is never so small (post_locked()). An entry of the receive queue that was taken in vain goes back:
+    // else each failure would leave fewer, and at last none.
+    if (wc.wr_id < receives_count_) (void)post_receive_locked(wc.wr_id);
     if (channel != nullptr) channel->on_sent(wc);
     return;
   }
