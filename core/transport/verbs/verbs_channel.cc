@@ -211,8 +211,10 @@ void VerbsChannel::on_sent(const ibv_wc& wc) noexcept {
   MutexLock lock(post_mutex_);
   used_ -= std::min(used_, static_cast<uint32_t>(wc.wr_id >> 48));
   if (signals_in_flight_ != 0) --signals_in_flight_;
-  const uint64_t low = wc.wr_id & ((uint64_t{1} << 48) - 1);
-  delivered_.store(std::max(low, delivered_.load(memory_order_relaxed)), memory_order_relaxed);
+  // 48 bits of where it ends, which wrap on a fast stream within hours. A credit's may be older than what is known.
+  const uint64_t before = delivered_.load(memory_order_relaxed);
+  const uint64_t step = (wc.wr_id - before) & ((uint64_t{1} << 48) - 1);
+  if (step < uint64_t{1} << 47) delivered_.store(before + step, memory_order_relaxed);
   (void)push_locked();
 }
 
