@@ -304,10 +304,20 @@ bool Device::poll_locked() noexcept {
   return n > 0;
 }
 
-bool Device::progress() noexcept {
-  if (!queue_mutex_.try_lock()) return false;
-  const bool found = poll_locked();
-  queue_mutex_.unlock();
+bool Device::progress() noexcept RSOCK_NO_TSA {
+  if (!queue_mutex_.try_lock()) {
+    // Who is at it may have looked just before what we look for came, and we are about to sleep. seq_cst, here and
+    // below: either it finds the word after it let go, or we find it gone.
+    look_again_.store(true, std::memory_order_seq_cst);
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    if (!queue_mutex_.try_lock()) return false;
+  }
+  bool found = false;
+  do {
+    if (look_again_.load(std::memory_order_relaxed)) look_again_.store(false, std::memory_order_seq_cst);
+    found = poll_locked() || found;
+    queue_mutex_.unlock();
+  } while (look_again_.load(std::memory_order_seq_cst) && queue_mutex_.try_lock());
   if (found) found_by_others_.fetch_add(1, std::memory_order_relaxed);
   return found;
 }
