@@ -13,6 +13,7 @@
 #include "core/base/log.h"
 #include "core/os/os.h"
 #include "core/os/owned_fd.h"
+#include "core/transport/verbs/cancel_off.h"
 #include "core/transport/verbs/descriptors.h"
 #include "core/transport/verbs/rdma_library.h"
 #include "core/transport/verbs/verbs_channel.h"
@@ -325,6 +326,7 @@ bool Device::progress() noexcept RSOCK_NO_TSA {
 void Device::need_events() noexcept {
   // seq_cst: whoever finds it armed relies on the keeper's poll after the event; whoever does not, on its own call.
   if (armed_.load(std::memory_order_seq_cst) || armed_.exchange(true, std::memory_order_seq_cst)) return;
+  const CancelOff guard;
   (void)ibv_req_notify_cq(cq_, 0);
 }
 

@@ -9,6 +9,7 @@
 #include "core/base/inside.h"
 #include "core/base/log.h"
 #include "core/os/os.h"
+#include "core/transport/verbs/cancel_off.h"
 #include "core/transport/verbs/rdma_library.h"
 
 namespace rsock::transport::verbs {
@@ -140,6 +141,7 @@ bool VerbsChannel::post_locked(uint64_t offset, uint32_t n, uint32_t immediate, 
   }
   ibv_send_wr* bad = nullptr;
   ibv_send_wr* first = !pair_.has_immediate && n == 0 ? &send : &write;
+  const CancelOff guard;
   const int error = ibv_post_send(pair_.qp, first, &bad);
   if (error != 0) {
     fail_path("the queue pair takes no more work");
