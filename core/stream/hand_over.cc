@@ -99,8 +99,8 @@ static uint64_t end_remote_streams(int* waiting) noexcept {
   return under_way;
 }
 
-/// The last words: what was consumed is final. With bytes unread the kernel, which does not know of them, resets.
-static void let_go_of_remote_streams() noexcept {
+/// With bytes unread the kernel, which does not know of them, resets.
+void let_go_of_remote_streams() noexcept {
   for (int fd = 0; fd <= FdTable::highest() && live_streams() != 0; ++fd) {
     Stream* s = FdTable::stream(fd);
     if (s == nullptr || !s->has_channel.load(std::memory_order_acquire)) continue;
@@ -119,18 +119,18 @@ void finish_remote_streams(int64_t stuck_ns) noexcept {
   Deadline stuck = Deadline::after_ns(stuck_ns);
   for (;;) {
     int waiting = 0;
-    const uint64_t now = end_remote_streams(&waiting);
-    if (waiting == 0) break;
+    uint64_t now = end_remote_streams(&waiting);
+    if (waiting == 0) return;
+    now += static_cast<uint64_t>(waiting);  // neither grows: their sum tells of both
     if (now != before) {
       before = now;
       stuck = Deadline::after_ns(stuck_ns);
     } else if (stuck.passed()) {
       RSOCK_LOG(kWarn, "the peer does not answer: bytes may be lost with this process");
-      break;
+      return;
     }
     nap.take(-1);
   }
-  let_go_of_remote_streams();
 }
 
 /// One try for every descriptor. The number of one that still has bytes to send, or -1.

@@ -52,6 +52,9 @@ void look(Warmth& w, uint64_t now) noexcept {
 
 bool is_on_rdma(Stream& s) noexcept {
   if (!s.has_channel.load(std::memory_order_acquire)) return false;
+  // Kicks are for those on shared memory. The keeper writes the name itself, and comes by here in each of its rounds: a
+  // lock would send their spinning readers to sleep.
+  if (s.peer_kick.size != 0) return false;
   MutexLock lock(s.rx.mutex);
   return s.channel && s.channel->kind() == PathKind::kRdma;
 }

@@ -263,6 +263,7 @@ void first_thread_ends() noexcept { Keeper::first_thread_ends(); }
 void before_exit() noexcept {
   finish_remote_streams(kStuckNs);
   finish_own_replays(kStuckNs);
+  let_go_of_remote_streams();
   finish_adopted();
   write_summary();
 }

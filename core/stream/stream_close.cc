@@ -56,6 +56,12 @@ bool lingers_zero(int fd) noexcept {
          now.l_linger == 0;
 }
 
+/// The keeper closes in the program's place, and must not wait there as SO_LINGER asks a closing thread to.
+void close_without_waiting(int fd) noexcept {
+  const linger never{};
+  (void)os::setsockopt(fd, SOL_SOCKET, SO_LINGER, &never, sizeof(never));
+}
+
 /// The last descriptor goes. True: the stream is finished; false: the keeper carries on with it.
 /// *last is the channel, if there was one: its doorbell's number must stay taken until nobody
 /// watches it any more.
@@ -77,7 +83,10 @@ bool close_last(Stream& s, int fd, std::shared_ptr<Channel>* last) noexcept {
   } else {
     end_tx_locked(s);
     if (s.tx.state != TxState::kKernel) {
-      if (Keeper::adopt_locked(s, fd)) return false;
+      if (Keeper::adopt_locked(s, fd)) {
+        if (sole_holder(s)) close_without_waiting(fd);  // fd is open until we return
+        return false;
+      }
       RSOCK_LOG(kError, "fd %d: no descriptor left to finish sending: connection reset", fd);
       make_close_reset(fd);
       finish_tx_locked(s);

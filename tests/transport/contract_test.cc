@@ -214,6 +214,24 @@ TEST_P(Contract, LettingGoHangsUpAtOnceWhoeverStillHoldsTheChannel) {
   EXPECT_EQ(read_string(b_, 99), "last");
 }
 
+// An end may let go between the other's READY and its own START: its process exits, or the stream is pinned meanwhile.
+TEST_P(Contract, WhoLetsGoWithoutAStartOwesNothing) {
+  if (a_.decides_alone()) GTEST_SKIP() << "the words stay: no START is an answer";
+  b_.rx_set_ready();
+  a_.let_go();
+  EXPECT_TRUE(eventually(b_, [&] { return b_.rx_replayed(); }));
+}
+
+// Nor does it take back anything: with a START only REPLAYED says that the rest is on TCP.
+TEST_P(Contract, WhoLetsGoAfterItsStartHasNotGivenBackItsBytes) {
+  if (a_.decides_alone()) GTEST_SKIP() << "the words stay: no START is an answer";
+  b_.rx_set_ready();
+  a_.tx_set_start(0);
+  a_.let_go();
+  EXPECT_TRUE(eventually(b_, [&] { return b_.peer_let_go(); }));
+  EXPECT_FALSE(b_.rx_replayed());
+}
+
 TEST_P(Contract, TheSecondToTurnADirectionObeysTheFirst) {
   write(a_, "abc", 3);
   arrive(b_, 3);

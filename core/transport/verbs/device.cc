@@ -13,6 +13,7 @@
 #include "core/base/log.h"
 #include "core/os/os.h"
 #include "core/os/owned_fd.h"
+#include "core/transport/verbs/cancel_off.h"
 #include "core/transport/verbs/descriptors.h"
 #include "core/transport/verbs/rdma_library.h"
 #include "core/transport/verbs/verbs_channel.h"
@@ -233,6 +234,13 @@ bool Device::bury() noexcept {
       // Under the queue's lock, and the queue emptied behind it: a number that the device gives out again must not meet
       // completions of the one before.
       MutexLock lock(queue_mutex_);
+      // Emptied before as well: some providers throw away what the queue has of a queue pair that goes (mlx5_cq_clean()),
+      // and with it entries of the receive queue, which nobody would post again. In the error state none are added.
+      ibv_qp_attr error{};
+      error.qp_state = IBV_QPS_ERR;
+      (void)lib.ibv_modify_qp(pair.qp, &error, IBV_QP_STATE);
+      while (poll_locked()) {
+      }
       if (pair.id != nullptr) {
         lib.rdma_destroy_qp(pair.id);
       } else {
@@ -280,7 +288,9 @@ void Device::dispatch_locked(const ibv_wc& wc) noexcept {
   // Of a failed entry only status, number and queue pair are valid (ibv_poll_cq(3)); an arrival that failed shows as the
   // failure of the queue pair, on what we send or by a device event.
   if (wc.status != IBV_WC_SUCCESS) {
-    if (wc.wr_id < receives_count_) (void)post_receive_locked(wc.wr_id);  // ids of sends are larger
+    // A send's number is never so small (post_locked()). An entry of the receive queue that was taken in vain goes back:
+    // else each failure would leave fewer, and at last none.
+    if (wc.wr_id < receives_count_) (void)post_receive_locked(wc.wr_id);
     if (channel != nullptr) channel->on_sent(wc);
     return;
   }
@@ -305,10 +315,20 @@ bool Device::poll_locked() noexcept {
   return n > 0;
 }
 
-bool Device::progress() noexcept {
-  if (!queue_mutex_.try_lock()) return false;
-  const bool found = poll_locked();
-  queue_mutex_.unlock();
+bool Device::progress() noexcept RSOCK_NO_TSA {
+  if (!queue_mutex_.try_lock()) {
+    // Who is at it may have looked just before what we look for came, and we are about to sleep. seq_cst, here and
+    // below: either it finds the word after it let go, or we find it gone.
+    look_again_.store(true, std::memory_order_seq_cst);
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    if (!queue_mutex_.try_lock()) return false;
+  }
+  bool found = false;
+  do {
+    if (look_again_.load(std::memory_order_relaxed)) look_again_.store(false, std::memory_order_seq_cst);
+    found = poll_locked() || found;
+    queue_mutex_.unlock();
+  } while (look_again_.load(std::memory_order_seq_cst) && queue_mutex_.try_lock());
   if (found) found_by_others_.fetch_add(1, std::memory_order_relaxed);
   return found;
 }
@@ -319,6 +339,7 @@ void Device::arm(Armed wanted) noexcept {
   do {
     if (now >= wanted) return;
   } while (!armed_.compare_exchange_weak(now, wanted, std::memory_order_seq_cst));
+  const CancelOff guard;
   // The wider of two requests holds, in whatever order they come (ibv_req_notify_cq(3)).
   (void)ibv_req_notify_cq(cq_, wanted == Armed::kArrivals ? 1 : 0);
 }

@@ -97,7 +97,8 @@ class Device : public std::enable_shared_from_this<Device> {
   static bool drop_removed() noexcept;
 
   // --- completions ---
-  /// Takes what is in the queue and tells the channels. Does nothing if another thread is at it. True: found any.
+  /// Takes what is in the queue and tells the channels. If another thread is at it, that one looks once more. True: found
+  /// any.
   bool progress() noexcept;
   /// The caller goes away or to sleep: the next completion wakes the keeper.
   void need_events() noexcept { arm(Armed::kAll); }
@@ -169,6 +170,7 @@ class Device : public std::enable_shared_from_this<Device> {
   void arm(Armed wanted) noexcept;
   std::atomic<Armed> armed_{Armed::kNo};
   uint64_t nap_ns_ = 0;  // keeper only
+  std::atomic<bool> look_again_{false};  // somebody came while another one polled
   std::atomic<bool> removed_{false};
   std::atomic<uint64_t> found_by_others_{0};
   uint64_t found_seen_ = 0;  // keeper only

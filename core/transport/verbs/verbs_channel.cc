@@ -9,6 +9,7 @@
 #include "core/base/inside.h"
 #include "core/base/log.h"
 #include "core/os/os.h"
+#include "core/transport/verbs/cancel_off.h"
 #include "core/transport/verbs/rdma_library.h"
 
 namespace rsock::transport::verbs {
@@ -157,6 +158,7 @@ bool VerbsChannel::post_locked(uint64_t offset, uint32_t n, uint32_t immediate, 
   last.send_flags |= IBV_SEND_SOLICITED;
   if (signal) last.send_flags |= IBV_SEND_SIGNALED;
   ibv_send_wr* bad = nullptr;
+  const CancelOff guard;
   if (ibv_post_send(pair_.qp, entries, &bad) != 0) {
     fail_path("the queue pair takes no more work");
     return false;
@@ -227,8 +229,10 @@ void VerbsChannel::on_sent(const ibv_wc& wc) noexcept {
   MutexLock lock(post_mutex_);
   used_ -= std::min(used_, static_cast<uint32_t>(wc.wr_id >> 48));
   if (signals_in_flight_ != 0) --signals_in_flight_;
-  const uint64_t low = wc.wr_id & ((uint64_t{1} << 48) - 1);
-  delivered_.store(std::max(low, delivered_.load(memory_order_relaxed)), memory_order_relaxed);
+  // 48 bits of where it ends, which wrap on a fast stream within hours. A credit's may be older than what is known.
+  const uint64_t before = delivered_.load(memory_order_relaxed);
+  const uint64_t step = (wc.wr_id - before) & ((uint64_t{1} << 48) - 1);
+  if (step < uint64_t{1} << 47) delivered_.store(before + step, memory_order_relaxed);
   (void)push_locked();
 }
 
@@ -273,6 +277,7 @@ void VerbsChannel::look_for_end() noexcept {
   const uint64_t before = rx_.head.fetch_or(ring::kSealEnded, memory_order_seq_cst);
   if ((before & (ring::kSealEnded | ring::kSealFrozen)) != 0) return;
   line_->say(nonce_, Word::kEndOk, end);
+  end_ok_said_.store(true, memory_order_release);  // pairs with let_go()
   wake_all();
 }
 
@@ -476,7 +481,11 @@ bool VerbsChannel::rx_replayed() noexcept { return rx_.replayed.load(memory_orde
 void VerbsChannel::let_go() noexcept {
   if (let_go_) return;
   let_go_ = true;
-  (void)rx_freeze();  // what we consumed is final, and the peer must know it
+  // What we consumed is final, and the peer must know it. The thread that found the end may not have said so yet: twice
+  // is once, but behind BYE it would be too late.
+  if (rx_freeze().kind == TurnKind::kEnded && !end_ok_said_.load(memory_order_acquire)) {
+    line_->say(nonce_, Word::kEndOk, end_at_.load(memory_order_relaxed));
+  }
   line_->say(nonce_, Word::kBye, 0);
 }
 
@@ -535,6 +544,9 @@ void VerbsChannel::on_word(Word word, uint64_t value) noexcept {
       rx_.replayed.store(1, memory_order_release);  // pairs with rx_replayed()
       break;
     case Word::kBye:
+      // Words keep their order: a direction without a START has not left TCP, and never will. Without this an end that
+      // let go of a channel between our READY and its START would be taken for one that died with bytes.
+      if (rx_.start.load(memory_order_relaxed) == 0) rx_.replayed.store(1, memory_order_release);
       return line_down();
   }
   wake_all();

@@ -152,6 +152,7 @@ class VerbsChannel final : public Channel {
   std::atomic<bool> tx_lied_{false};        // the peer said something impossible of our direction
   std::atomic<bool> rx_lied_{false};        // ... of its own
   std::atomic<bool> frozen_said_{false};
+  std::atomic<bool> end_ok_said_{false};
   std::atomic<bool> asked_back_{false};     // RECALL has come
   std::atomic<bool> end_known_{false};      // END has come, at end_at_
   std::atomic<uint64_t> end_at_{0};
