@@ -204,13 +204,14 @@ void Keeper::ask_for_lift(Stream& s) noexcept {
 }
 
 void Keeper::kick_peer_locked(Stream& s) noexcept {
-  if (s.peer_kick.size == 0) return;
-  uint8_t bytes[wire::kKickSize];
-  wire::encode(wire::Kick{s.channel_nonce}, bytes);
-  sockaddr_un address;
-  const socklen_t len = wire::to_sockaddr(s.peer_kick, &address);
-  (void)os::sendto(keeper().kick.get(), bytes, sizeof(bytes), MSG_DONTWAIT | MSG_NOSIGNAL,
-                   reinterpret_cast<sockaddr*>(&address), len);
+  if (s.peer_kick.size != 0) {  // else its words go by a line
+    uint8_t bytes[wire::kKickSize];
+    wire::encode(wire::Kick{s.channel_nonce}, bytes);
+    sockaddr_un address;
+    const socklen_t len = wire::to_sockaddr(s.peer_kick, &address);
+    (void)os::sendto(keeper().kick.get(), bytes, sizeof(bytes), MSG_DONTWAIT | MSG_NOSIGNAL,
+                     reinterpret_cast<sockaddr*>(&address), len);
+  }
   KeeperInside& in = inside();
   // Something may be owed to or by us now: the timer looks while that is so.
   if (in.owing.exchange(1, std::memory_order_acq_rel) == 0) wake_keeper();

@@ -30,6 +30,8 @@ bool owes(Stream& s) noexcept {
   if (!s.has_channel.load(std::memory_order_acquire)) return false;
   if (s.rx.await_replay.load(std::memory_order_acquire)) return true;
   MutexLock lock(s.tx.mutex);
+  // Called back from a lost path: attend() times the answer (TCP_USER_TIMEOUT).
+  if (s.tx.state == TxState::kRing && s.path_failed_ns != 0) return true;
   return s.tx.state == TxState::kReplay;
 }
 
