@@ -208,6 +208,10 @@ Result<size_t> getrandom(void* buf, size_t n) noexcept {
   return result<size_t>(ask(SYS_getrandom, buf, n, 0));
 }
 int getpid() noexcept { return static_cast<int>(ask(SYS_getpid)); }
+void raise_here(int signal) noexcept {
+  const auto process = ask(SYS_getpid);
+  (void)ask(SYS_tgkill, process, ask(SYS_gettid), signal);
+}
 int geteuid() noexcept { return static_cast<int>(ask(SYS_geteuid)); }
 uint64_t rlimit_nofile_soft() noexcept {
   rlimit limit{};

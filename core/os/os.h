@@ -91,6 +91,8 @@ void futex_wake(const void* word, int count) noexcept;
 Result<size_t> readlink(const char* path, char* out, size_t n) noexcept;
 Result<size_t> getrandom(void* buf, size_t n) noexcept;
 int getpid() noexcept;
+/// Sends the signal to the calling thread, as the kernel does with SIGPIPE.
+void raise_here(int signal) noexcept;
 int geteuid() noexcept;
 uint64_t rlimit_nofile_soft() noexcept;
 

@@ -3,7 +3,10 @@
 
 #include <sys/epoll.h>
 
+#include <algorithm>
+
 #include "core/base/clock.h"
+#include "core/base/config.h"
 #include "core/os/os.h"
 #include "core/stream/counters.h"
 #include "core/stream/moves.h"
@@ -102,6 +105,9 @@ wire::Verdict judge_want(RemoteAttempt* a, const Line& line, const wire::Want& w
       a->stream->has_channel.load(std::memory_order_acquire)) {
     return wire::Verdict::kNotNow;
   }
+  // The caller says the size, we pin it: not more than we would ask for. It comes back with less.
+  constexpr uint32_t kUsual = 1 << 20;
+  if (want.ring_size > std::max(config().ring_bytes, kUsual)) return wire::Verdict::kMemory;
   return at_limit() ? wire::Verdict::kLimit : wire::Verdict::kOk;
 }
 

@@ -79,6 +79,7 @@ void reset(Stream& s, int fd, bool nonblocking) noexcept {
   s.ever_lifted = 0;
   s.set_downs = 0;
   s.path_failed = false;
+  s.failed = false;
   s.path_failed_ns = 0;
   s.error.store(0, std::memory_order_relaxed);
   for (int i = 0; i < kPaths; ++i) {

@@ -66,7 +66,8 @@ void fail_stream(Stream& s, Reason reason, int error) noexcept {
     // adopted stream is closed, and its number the keeper's own.)
     const bool gone =
         s.closed.load(std::memory_order_relaxed) && !s.adopted.load(std::memory_order_relaxed);
-    if (!s.channel || gone) return;
+    if (!s.channel || gone || s.failed) return;
+    s.failed = true;
     const int fd = s.fd.load(std::memory_order_relaxed);
     count_refusal(reason);
     RSOCK_LOG(kError, "fd %d: %s: connection reset", fd, reason);

@@ -1,6 +1,7 @@
 // Sending: the kernel while the gate is open, else the ring; after a freeze the replay goes first.
 
 #include <fcntl.h>
+#include <signal.h>
 
 #include <algorithm>
 
@@ -246,6 +247,8 @@ long send(Stream& s, int fd, const iovec* iov, size_t n, int flags, KernelCall k
         if (error == -EPROTO) {
           fail_stream(s, failure_of(s));
           error = -ECONNRESET;
+        } else if (error == -EPIPE && done == 0 && (flags & MSG_NOSIGNAL) == 0) {
+          os::raise_here(SIGPIPE);  // the kernel does not know of our FIN yet
         }
         return done != 0 ? static_cast<long>(done) : error;
     }

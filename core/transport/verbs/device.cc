@@ -120,7 +120,7 @@ bool Device::set_up(uint32_t max_streams) noexcept {
 Device::~Device() {
   if (!is_ours()) {  // a forked child's copy of the pointer
     (void)receives_.release();
-    parked_.clear();
+    for (Parked& p : parked_) p.memory.abandon();
     return;
   }
   const InsideLibrary guard;
@@ -161,6 +161,18 @@ bool Device::post_receive_locked(uint64_t slot) noexcept {
 
 // --- queue pairs -------------------------------------------------------------------------------
 
+std::shared_ptr<Domain> Device::domain_of(uint64_t partner) noexcept {
+  std::erase_if(domains_, [](const Known& k) { return k.domain.expired(); });
+  for (const Known& k : domains_) {
+    if (k.partner == partner) return k.domain.lock();
+  }
+  ibv_pd* const pd = RdmaLibrary::get()->ibv_alloc_pd(context_);
+  if (pd == nullptr) return nullptr;
+  auto domain = std::make_shared<Domain>(pd, owner_);
+  domains_.push_back(Known{partner, domain});
+  return domain;
+}
+
 Result<QueuePair> Device::make_queue_pair(rdma_cm_id* id, size_t ring_size, uint64_t partner,
                                           bool immediate) noexcept {
   if (removed()) return fail(ENODEV);
@@ -180,7 +192,9 @@ Result<QueuePair> Device::make_queue_pair(rdma_cm_id* id, size_t ring_size, uint
     break;
   }
   if (!pair.memory) {
-    auto memory = RingMemory::make(pd_, ring_size, numa_node_);
+    auto domain = domain_of(partner);
+    if (!domain) return fail(ENOMEM);
+    auto memory = RingMemory::make(std::move(domain), ring_size, numa_node_);
     if (!memory) return fail(memory.error());
     pair.memory = std::move(*memory);
   }
@@ -194,9 +208,9 @@ Result<QueuePair> Device::make_queue_pair(rdma_cm_id* id, size_t ring_size, uint
     wanted.cap.max_send_sge = 1;
     wanted.cap.max_inline_data = inline_bytes;
     if (id != nullptr) {
-      if (lib.rdma_create_qp(id, pd_, &wanted) == 0) pair.qp = id->qp;
+      if (lib.rdma_create_qp(id, pair.memory.pd(), &wanted) == 0) pair.qp = id->qp;
     } else {
-      pair.qp = lib.ibv_create_qp(pd_, &wanted);
+      pair.qp = lib.ibv_create_qp(pair.memory.pd(), &wanted);
     }
     if (pair.qp != nullptr) break;
   }

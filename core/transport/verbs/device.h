@@ -1,6 +1,7 @@
 // One RDMA device as this process uses it: a protection domain, one completion queue, one shared receive queue.
 //
-// Purpose: everything that queue pairs of one device share, and the engine that turns completions into words that
+// Purpose: everything that queue pairs of one device share (each partner's rings and queue pairs have a protection domain
+// of their own), and the engine that turns completions into words that
 // channels look at. Whoever waits for something polls the queue for all (progress()); the keeper does when nobody does.
 //
 // Neither queue can overrun, by construction.
@@ -140,6 +141,13 @@ class Device : public std::enable_shared_from_this<Device> {
   bool post_receive_locked(uint64_t slot) noexcept RSOCK_REQUIRES(queue_mutex_);
   VerbsChannel* find_locked(uint32_t qp_number) noexcept RSOCK_REQUIRES(queue_mutex_);
 
+  /// What the partner's rings are registered in; made when it is not there. Null: the device has no more.
+  std::shared_ptr<Domain> domain_of(uint64_t partner) noexcept;
+
+  struct Known {
+    uint64_t partner;
+    std::weak_ptr<Domain> domain;
+  };
   struct Parked {
     RingMemory memory;
     uint64_t partner;
@@ -177,6 +185,7 @@ class Device : public std::enable_shared_from_this<Device> {
   uint32_t max_streams_ = 0;
   uint32_t pairs_ = 0;           // keeper only
   std::vector<Parked> parked_;  // keeper only
+  std::vector<Known> domains_;  // keeper only
 };
 
 }  // namespace rsock::transport::verbs

@@ -33,9 +33,14 @@ void prefer_node(void* at, size_t size, int node) noexcept {
 
 }  // namespace
 
+Domain::~Domain() {
+  if (os::getpid() == owner) (void)RdmaLibrary::get()->ibv_dealloc_pd(pd);
+}
+
 RingMemory& RingMemory::operator=(RingMemory&& other) noexcept {
   if (this == &other) return *this;
   release();
+  domain_ = std::move(other.domain_);
   base_ = std::exchange(other.base_, nullptr);
   size_ = other.size_;
   mapped_ = other.mapped_;
@@ -44,9 +49,12 @@ RingMemory& RingMemory::operator=(RingMemory&& other) noexcept {
   return *this;
 }
 
-Result<RingMemory> RingMemory::make(ibv_pd* pd, size_t ring_size, int numa_node) noexcept {
+Result<RingMemory> RingMemory::make(std::shared_ptr<Domain> domain, size_t ring_size,
+                                    int numa_node) noexcept {
+  ibv_pd* const pd = domain->pd;
   const RdmaLibrary& lib = *RdmaLibrary::get();
   RingMemory m;
+  m.domain_ = std::move(domain);
   m.size_ = ring_size;
   m.mapped_ = 2 * ring_size;
   void* at = m.mapped_ % kHugePage == 0 ? map(m.mapped_, true) : nullptr;
@@ -77,6 +85,7 @@ void RingMemory::release() noexcept {
   if (rx_ != nullptr) (void)lib.ibv_dereg_mr(rx_);
   os::unmap(base_, mapped_);
   abandon();
+  domain_.reset();  // behind the registrations in it
 }
 
 }  // namespace rsock::transport::verbs
