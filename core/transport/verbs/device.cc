@@ -92,6 +92,7 @@ bool Device::set_up(uint32_t max_streams) noexcept {
   numa_node_ = numa_node_of(context_);
   pd_ = lib.ibv_alloc_pd(context_);
   if (pd_ == nullptr) return false;
+  common_ = std::make_shared<Domain>(pd_, owner_);
   {
     const os::MakingInternal making;
     events_ = lib.ibv_create_comp_channel(context_);
@@ -132,7 +133,7 @@ Device::~Device() {
   if (events_ != nullptr) {
     (void)lib.ibv_destroy_comp_channel(events_);
   }
-  if (pd_ != nullptr) (void)lib.ibv_dealloc_pd(pd_);
+  common_.reset();
   if (removed()) {
     // The kernel waits for us with the removal. librdmacm keeps the context open until it sees a list of devices without
     // it, and never looks at an empty one (sync_devices_list() in librdmacm/cma.c); closing -1 later does no harm.
@@ -192,7 +193,8 @@ Result<QueuePair> Device::make_queue_pair(rdma_cm_id* id, size_t ring_size, uint
     break;
   }
   if (!pair.memory) {
-    auto domain = domain_of(partner);
+    // rxe looks for the buffers of the shared receive queue in the queue pair's domain, and a SEND has to find them.
+    auto domain = pair.has_immediate ? domain_of(partner) : common_;
     if (!domain) return fail(ENOMEM);
     auto memory = RingMemory::make(std::move(domain), ring_size, numa_node_);
     if (!memory) return fail(memory.error());

@@ -1,8 +1,8 @@
 // One RDMA device as this process uses it: a protection domain, one completion queue, one shared receive queue.
 //
-// Purpose: everything that queue pairs of one device share (each partner's rings and queue pairs have a protection domain
-// of their own), and the engine that turns completions into words that
-// channels look at. Whoever waits for something polls the queue for all (progress()); the keeper does when nobody does.
+// Purpose: everything that queue pairs of one device share, and the engine that turns completions into words that channels
+// look at. Whoever waits for something polls the queue for all (progress()); the keeper does when nobody does. The rings
+// and queue pairs of each partner process have a protection domain of their own.
 //
 // Neither queue can overrun, by construction.
 //  - Receive queue: an entry is posted again only by whoever took its completion. An empty one is a wait at the sender
@@ -160,6 +160,7 @@ class Device : public std::enable_shared_from_this<Device> {
   bool one_packet_ = false;
   uint32_t data_slots_ = kDataSlots;
   ibv_pd* pd_ = nullptr;
+  std::shared_ptr<Domain> common_;  // of pd_: where there are no immediates
   ibv_comp_channel* events_ = nullptr;
   ibv_cq* cq_ = nullptr;
   ibv_srq* srq_ = nullptr;
