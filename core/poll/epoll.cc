@@ -52,8 +52,7 @@ int translate(Instance& in, epoll_event* events, int n, int max, bool collect) n
   {
     MutexLock lock(in.mutex);
     kept = in.sort_locked(events, n);
-    if (collect && !in.ready.empty() && kept < max)
-      kept += in.collect_locked(events, kept, max);
+    if (collect && !in.ready.empty() && kept < max) kept += in.collect_locked(events, kept, max);
     others = in.others_have_to_look_locked();
   }
   in.tell_robbed();

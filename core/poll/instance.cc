@@ -127,8 +127,9 @@ bool Instance::rests_after_edge_locked(Item& item) noexcept {
          !item.stream->tx_nospace.load(std::memory_order_relaxed);
 }
 
-/// What the kernel gave in this call, from just before the lift, has the program's own data: the stream may be among it.
-/// A program that closes it at its first event must not meet it again in the same answer; the next call looks.
+/// What the kernel gave in this call, from just before the lift, has the program's own data: the
+/// stream may be among it. A program that closes it at its first event must not meet it again in
+/// the same answer; the next call looks.
 static bool is_among(const Item& item, const epoll_event* events, int have) noexcept {
   for (int i = 0; i < have; ++i) {
     if (events[i].data.u64 == item.user.data.u64) return true;

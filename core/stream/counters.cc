@@ -150,8 +150,8 @@ void write_summary() noexcept {
   if (path == nullptr) return;
   Written before = Written::kNo;
   if (!g_written.compare_exchange_strong(before, Written::kBeing, std::memory_order_acq_rel)) {
-    // Another thread is at it, and our caller is about to end the process. Bounded: it may be the very thread that we
-    // interrupted.
+    // Another thread is at it, and our caller is about to end the process. Bounded: it may be the
+    // very thread that we interrupted.
     for (int i = 0; i < 1000 && g_written.load(std::memory_order_acquire) == Written::kBeing; ++i) {
       timespec nap{0, 1'000'000};
       (void)os::ppoll(nullptr, 0, &nap, nullptr, 0);

@@ -28,7 +28,7 @@ Owed owed(Stream& s) noexcept {
   MutexLock lock(s.rx.mutex);
   // A peer that is gone gives nothing any more.
   o.theirs |= s.channel && s.rx.await_replay.load(std::memory_order_relaxed) &&
-             !s.channel->rx_replayed() && !s.peer_gone.load(std::memory_order_acquire);
+              !s.channel->rx_replayed() && !s.peer_gone.load(std::memory_order_acquire);
   return o;
 }
 
@@ -79,8 +79,8 @@ bool set_down_and_wait(Stream& s, Reason reason) noexcept {
   return set_down_and_wait(s, reason, Patience::at_most(kHandOverNs)) == HandOver::kDone;
 }
 
-/// A process that ends takes its queue pairs with it: what it has published must be in the peers' memory before, and its
-/// last words on the way. Bytes that have not arrived yet, of all streams.
+/// A process that ends takes its queue pairs with it: what it has published must be in the peers'
+/// memory before, and its last words on the way. Bytes that have not arrived yet, of all streams.
 static uint64_t end_remote_streams(int* waiting) noexcept {
   uint64_t under_way = 0;
   *waiting = 0;

@@ -47,10 +47,11 @@ bool set_down_and_wait(Stream& s, Reason reason) noexcept;
 /// program: nobody else could send those bytes, so it waits as long as some move, and for
 /// `stuck_ns` when none do. (A kernel would go on sending after exit; it needs no process for it.)
 void finish_own_replays(int64_t stuck_ns) noexcept;
-/// Before the process ends: every stream whose words go by a line is ended; waits as finish_own_replays().
+/// Before the process ends: every stream whose words go by a line is ended; waits as
+/// finish_own_replays().
 void finish_remote_streams(int64_t stuck_ns) noexcept;
-/// Their last words, behind those of the replays (a BYE in front of a REPLAYED is the end of a peer that kept bytes):
-/// what was consumed is final.
+/// Their last words, behind those of the replays (a BYE in front of a REPLAYED is the end of a peer
+/// that kept bytes): what was consumed is final.
 void let_go_of_remote_streams() noexcept;
 
 }  // namespace rsock::stream

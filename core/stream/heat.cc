@@ -19,10 +19,10 @@ constexpr uint64_t kHotter = 2;
 struct Warmth {
   Stream* stream;
   uint32_t generation;
-  uint64_t bytes = 0;   // at the last look
-  uint64_t moved = 0;   // between the last two
-  uint64_t last_ns = 0; // when it last had moved
-  bool seen = false;    // still there, at this look
+  uint64_t bytes = 0;    // at the last look
+  uint64_t moved = 0;    // between the last two
+  uint64_t last_ns = 0;  // when it last had moved
+  bool seen = false;     // still there, at this look
 };
 
 struct Heat {
@@ -52,8 +52,8 @@ void look(Warmth& w, uint64_t now) noexcept {
 
 bool is_on_rdma(Stream& s) noexcept {
   if (!s.has_channel.load(std::memory_order_acquire)) return false;
-  // Kicks are for those on shared memory. The keeper writes the name itself, and comes by here in each of its rounds: a
-  // lock would send their spinning readers to sleep.
+  // Kicks are for those on shared memory. The keeper writes the name itself, and comes by here in
+  // each of its rounds: a lock would send their spinning readers to sleep.
   if (s.peer_kick.size != 0) return false;
   MutexLock lock(s.rx.mutex);
   return s.channel && s.channel->kind() == PathKind::kRdma;

@@ -39,7 +39,8 @@ void set_option(int fd, int level, int name, int value) noexcept {
 void keep_alive(int fd) noexcept {
   set_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
   set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, 20);
-  // Firewalls hear of it often, but it dies no sooner than the streams would over TCP (tcp_retries2: some 15 minutes).
+  // Firewalls hear of it often, but it dies no sooner than the streams would over TCP
+  // (tcp_retries2: some 15 minutes).
   set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, 20);
   set_option(fd, IPPROTO_TCP, TCP_KEEPCNT, 45);
 }

@@ -126,7 +126,7 @@ class Line final : public transport::WordLine, public KeeperSource {
   Mutex mutex_;
   os::OwnedFd fd_ RSOCK_GUARDED_BY(mutex_);
   bool broken_ RSOCK_GUARDED_BY(mutex_) = false;  // a send failed, or the queue is full
-  const std::unique_ptr<uint8_t[]> queue_;  // its bytes: under mutex_
+  const std::unique_ptr<uint8_t[]> queue_;        // its bytes: under mutex_
   size_t queued_ RSOCK_GUARDED_BY(mutex_) = 0;
 
   Mutex calls_mutex_;

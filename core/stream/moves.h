@@ -75,12 +75,14 @@ void judge_unread(Stream& s) noexcept;
 bool all_received_locked(Stream& s) noexcept RSOCK_REQUIRES(s.rx.mutex);
 /// Why a stream whose channel failed has to be reset.
 Reason failure_of(Stream& s) noexcept;
-/// The peer broke the protocol, or went with bytes of ours that nobody counted: both directions fail with ECONNRESET, and the kernel's stream is
-/// reset. Nothing happens if that was done before, or the stream is closed.
+/// The peer broke the protocol, or went with bytes of ours that nobody counted: both directions
+/// fail with ECONNRESET, and the kernel's stream is reset. Nothing happens if that was done before,
+/// or the stream is closed.
 void fail_stream(Stream& s, Reason reason, int error = ECONNRESET) noexcept;
 /// Bytes came that the program has not read, and the kernel does not know of them.
 bool unread_in_channel_locked(Stream& s) noexcept RSOCK_REQUIRES(s.rx.mutex);
-/// close() with unread bytes, or SO_LINGER 0, resets the connection: RFC 1122 4.2.2.13, tcp_close().
+/// close() with unread bytes, or SO_LINGER 0, resets the connection: RFC 1122 4.2.2.13,
+/// tcp_close().
 void make_close_reset(int fd) noexcept;
 /// RST to the peer, and nothing to read or send any more.
 void abort_connection(int fd) noexcept;

@@ -79,7 +79,8 @@ void RdmaPorts::Port::on_event(uint32_t) noexcept {
     const auto visitor =
         os::make_internal([&] { return os::accept4(name.get(), SOCK_CLOEXEC | SOCK_NONBLOCK); });
     if (visitor) continue;
-    // Else epoll would say so again and again. Whose the name is they see also in the queue, and when it is full.
+    // Else epoll would say so again and again. Whose the name is they see also in the queue, and
+    // when it is full.
     if (visitor.error() == EMFILE || visitor.error() == ENFILE) keeper_unwatch(name.get());
     return;
   }

@@ -84,7 +84,8 @@ long ring_step_locked(Stream& s, int fd, const iovec* iov, size_t n, size_t skip
     if (got != 0 || (limit == 0 && ch.rx_available() != 0)) return got;
     if (ch.rx_turn().kind != TurnKind::kOpen) return kLookAgain;
     if (ch.decides_alone()) return kPeerDied;
-    // FIN follows an answered end, so this one is of a process that died, perhaps with bytes. The line will say so.
+    // FIN follows an answered end, so this one is of a process that died, perhaps with bytes. The
+    // line will say so.
     return s.peer_gone.load(std::memory_order_acquire) ? -ECONNRESET : -EAGAIN;
   }
   if (probed < 0) {
@@ -115,9 +116,10 @@ size_t tcp_allowance_locked(Stream& s, int fd, bool* never) noexcept RSOCK_REQUI
   return queued ? static_cast<size_t>(*queued) : 0;
 }
 
-/// FIN on TCP, and the direction never came to the ring. Where the words are in memory it is what it seems, but for an end
-/// before N. Over a line a START may have been lost with bytes behind it, or the word that there will be none may be on
-/// its way: FIN overtakes it (PROTOCOL.md, "Across hosts").
+/// FIN on TCP, and the direction never came to the ring. Where the words are in memory it is what
+/// it seems, but for an end before N. Over a line a START may have been lost with bytes behind it,
+/// or the word that there will be none may be on its way: FIN overtakes it (PROTOCOL.md, "Across
+/// hosts").
 long end_before_start_locked(Stream& s, bool start_known) noexcept RSOCK_REQUIRES(s.rx.mutex) {
   if (s.channel->decides_alone()) return start_known ? -ECONNRESET : 0;
   if (!start_known && s.channel->rx_replayed()) return 0;

@@ -13,7 +13,8 @@
 namespace rsock::stream {
 namespace {
 
-// Some four seconds: a peer passes its threshold at about the same time, and may have rdma-core to load.
+// Some four seconds: a peer passes its threshold at about the same time, and may have rdma-core to
+// load.
 constexpr uint32_t kTriesAtAClosedPort = 22;
 // Where nobody was at the port the last time.
 constexpr uint32_t kTriesAtOneClosedBefore = 6;

@@ -136,8 +136,9 @@ class Stream : public boost::intrusive::list_base_hook<
   uint32_t ever_lifted = 0;                 // bits of 1 << PathKind
   uint32_t set_downs = 0;
   uint64_t path_failed_ns = 0;  // when
-  bool failed = false;         // reset by us: fail_stream()
-  bool path_failed = false;  // the channel's path is of no use, and both directions were called back
+  bool failed = false;          // reset by us: fail_stream()
+  bool path_failed =
+      false;  // the channel's path is of no use, and both directions were called back
   // The keeper's queue of those that asked. Not touched when the object is recycled.
   std::atomic<Stream*> next_asked{nullptr};
   std::atomic<bool> in_queue{false};  // it is in there, or about to be

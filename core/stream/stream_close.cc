@@ -56,7 +56,8 @@ bool lingers_zero(int fd) noexcept {
          now.l_linger == 0;
 }
 
-/// The keeper closes in the program's place, and must not wait there as SO_LINGER asks a closing thread to.
+/// The keeper closes in the program's place, and must not wait there as SO_LINGER asks a closing
+/// thread to.
 void close_without_waiting(int fd) noexcept {
   const linger never{};
   (void)os::setsockopt(fd, SOL_SOCKET, SO_LINGER, &never, sizeof(never));

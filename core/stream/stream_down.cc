@@ -37,10 +37,11 @@ void finish_rx_locked(Stream& s) noexcept {
 
 void leave_ring_locked(Stream& s, TurnKind turn) noexcept {
   // Frozen: the sender owes us on TCP what we have not read. Ended: FIN follows.
-  // Open, of a peer that left without a word about its end: what came may not be all. Where the words were in memory
-  // that we still have, it is.
+  // Open, of a peer that left without a word about its end: what came may not be all. Where the
+  // words were in memory that we still have, it is.
   const bool unknown = turn == TurnKind::kOpen && !s.channel->decides_alone();
-  if (turn == TurnKind::kFrozen || unknown) s.rx.await_replay.store(true, std::memory_order_release);
+  if (turn == TurnKind::kFrozen || unknown)
+    s.rx.await_replay.store(true, std::memory_order_release);
   if (turn == TurnKind::kEnded) s.rx.fin_seen.store(true, std::memory_order_relaxed);
   finish_rx_locked(s);
 }
@@ -230,7 +231,8 @@ static bool nothing_owed_locked(Stream& s) noexcept RSOCK_REQUIRES(s.rx.mutex) {
 bool all_received_locked(Stream& s) noexcept {
   if (s.channel->rx_replayed()) return true;
   const auto start = s.channel->rx_start();
-  // Where the words are in memory the peer can't have switched without our seeing it. A line loses the last ones.
+  // Where the words are in memory the peer can't have switched without our seeing it. A line loses
+  // the last ones.
   if (!start) return s.channel->decides_alone();
   return s.rx.offset.load(std::memory_order_relaxed) >= *start + s.channel->rx_published();
 }
@@ -290,12 +292,15 @@ Reason failure_of(Stream& s) noexcept {
                                                      : "peer broke the protocol";
 }
 
-/// TCP_USER_TIMEOUT of the program's socket times what TCP has sent. What was on a lost queue pair is waited for by us: the
-/// peer has been asked where it is, and does not say.
+/// TCP_USER_TIMEOUT of the program's socket times what TCP has sent. What was on a lost queue pair
+/// is waited for by us: the peer has been asked where it is, and does not say.
 static bool user_timeout_passed_locked(Stream& s) noexcept RSOCK_REQUIRES(s.tx.mutex) {
-  if (s.path_failed_ns == 0 || s.tx.state != TxState::kRing || s.channel->decides_alone()) return false;
-  const auto ms = os::getsockopt_int(s.fd.load(std::memory_order_relaxed), IPPROTO_TCP, TCP_USER_TIMEOUT);
-  return ms && *ms > 0 && monotonic_ns() - s.path_failed_ns > static_cast<uint64_t>(*ms) * 1'000'000;
+  if (s.path_failed_ns == 0 || s.tx.state != TxState::kRing || s.channel->decides_alone())
+    return false;
+  const auto ms =
+      os::getsockopt_int(s.fd.load(std::memory_order_relaxed), IPPROTO_TCP, TCP_USER_TIMEOUT);
+  return ms && *ms > 0 &&
+         monotonic_ns() - s.path_failed_ns > static_cast<uint64_t>(*ms) * 1'000'000;
 }
 
 void attend(Stream& s) noexcept {

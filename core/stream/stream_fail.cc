@@ -34,7 +34,8 @@ bool both_ends_gone(int fd, int doorbell) noexcept {
 
 void judge_unread(Stream& s) noexcept {
   MutexLock lock(s.tx.mutex);
-  // Where the words go by a line, a peer that died is found by what it did not say (obey_tx_turn_locked).
+  // Where the words go by a line, a peer that died is found by what it did not say
+  // (obey_tx_turn_locked).
   if (!s.channel || !s.channel->decides_alone()) return;
   if (s.tx.state != TxState::kRing || s.channel->tx_unread() == 0) return;
   const int fd = s.fd.load(std::memory_order_relaxed);

@@ -156,7 +156,8 @@ long judge_kernel_end(Stream& s, long r, bool may_wait) noexcept {
         return -ECONNRESET;
       }
     }
-    // FIN has overtaken the word that the replay is complete; else the line ends, as the peer's process did.
+    // FIN has overtaken the word that the replay is complete; else the line ends, as the peer's
+    // process did.
     if (!may_wait) return -EAGAIN;
     timespec nap{0, nap_ns};
     (void)os::ppoll(nullptr, 0, &nap, nullptr, 0);

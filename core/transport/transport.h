@@ -168,17 +168,21 @@ class Channel {
 
   // --- paths whose words are not in memory that both ends map
   // ---------------------------------------
-  /// True: tx_end() and tx_recall() decide at once. False: they ask the peer and may return kOpen; the direction takes
-  /// no bytes from then on, the answer shows in tx_turn() later, and the keeper is told. kEnded then means that the
-  /// receiver has every byte in its memory: only now may FIN follow, or the channel go.
+  /// True: tx_end() and tx_recall() decide at once. False: they ask the peer and may return kOpen;
+  /// the direction takes no bytes from then on, the answer shows in tx_turn() later, and the keeper
+  /// is told. kEnded then means that the receiver has every byte in its memory: only now may FIN
+  /// follow, or the channel go.
   virtual bool decides_alone() const noexcept { return true; }
-  /// The peer has let go of the channel, or is gone: what it said is final. May be a system call. Any thread.
+  /// The peer has let go of the channel, or is gone: what it said is final. May be a system call.
+  /// Any thread.
   virtual bool peer_let_go() noexcept;
   /// The sender asks for its direction back: freeze it.
   virtual bool rx_asked_back() noexcept { return false; }
-  /// Why the path can carry nothing any more (a literal), or null: both directions have to go back to TCP. Any thread.
+  /// Why the path can carry nothing any more (a literal), or null: both directions have to go back
+  /// to TCP. Any thread.
   virtual const char* path_failure() noexcept { return nullptr; }
-  /// Published bytes that are not known to be in the receiver's memory: TCP would not have an acknowledgement.
+  /// Published bytes that are not known to be in the receiver's memory: TCP would not have an
+  /// acknowledgement.
   virtual uint64_t tx_undelivered() noexcept { return tx_unread(); }
 
  protected:

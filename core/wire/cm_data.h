@@ -1,13 +1,13 @@
-// The private data of the RDMA connection manager: how a keeper on another host is found, and how the two ends of a
-// queue pair tell each other where their rings are.
+// The private data of the RDMA connection manager: how a keeper on another host is found, and how
+// the two ends of a queue pair tell each other where their rings are.
 //
-// Purpose: pure encoding and decoding. The caller asks the listening address in the RDMA port space (FIND); whoever
-// holds that port answers by a rejection that names the keeper that owns the connection (FOUND). Later the caller
-// connects a queue pair to that keeper's own port (JOIN in the request, JOIN in the reply).
-// Layout: little-endian, fixed size. The kernel hands out private data padded with zeros to the transport's maximum
-// (56 bytes of a request, 196 of a reply, 148 of a rejection over InfiniBand and RoCE; ib_cm.h, rdma_connect(3)), so
-// decoders take n >= their size and demand zeros behind.
-// Trust: any bytes, as rendezvous.h. Thread safety: pure functions.
+// Purpose: pure encoding and decoding. The caller asks the listening address in the RDMA port space
+// (FIND); whoever holds that port answers by a rejection that names the keeper that owns the
+// connection (FOUND). Later the caller connects a queue pair to that keeper's own port (JOIN in the
+// request, JOIN in the reply). Layout: little-endian, fixed size. The kernel hands out private data
+// padded with zeros to the transport's maximum (56 bytes of a request, 196 of a reply, 148 of a
+// rejection over InfiniBand and RoCE; ib_cm.h, rdma_connect(3)), so decoders take n >= their size
+// and demand zeros behind. Trust: any bytes, as rendezvous.h. Thread safety: pure functions.
 #pragma once
 
 #include <cstddef>
@@ -23,7 +23,8 @@ inline constexpr uint32_t kCmMagic = 0x4d434b52;  // "RKCM", little-endian
 
 enum class CmType : uint8_t { kFind = 1, kFound = 2, kJoin = 3 };
 
-/// "Who holds the other end of this connection?" As the caller sees it. A connection manager request.
+/// "Who holds the other end of this connection?" As the caller sees it. A connection manager
+/// request.
 struct Find {
   uint64_t nonce = 0;
   FourTuple tuple{};
@@ -31,19 +32,20 @@ struct Find {
 
 /// The answer, in a rejection.
 struct Found {
-  uint64_t nonce = 0;      // FIND's
+  uint64_t nonce = 0;  // FIND's
   Verdict verdict = Verdict::kOk;
-  uint16_t line_port = 0;  // TCP port of the owner's keeper, on the address that FIND was sent to; 0 when refused
-  uint64_t keeper = 0;     // its name, as in GREETING
+  uint16_t line_port =
+      0;  // TCP port of the owner's keeper, on the address that FIND was sent to; 0 when refused
+  uint64_t keeper = 0;  // its name, as in GREETING
 };
 
 /// Beside a queue pair, either way: where the peer may write.
 struct Join {
-  uint64_t nonce = 0;        // WANT's
+  uint64_t nonce = 0;         // WANT's
   uint64_t ring_address = 0;  // of the teller's receive ring, in its registered memory
-  uint32_t ring_key = 0;     // its remote key
-  uint32_t ring_size = 0;    // a power of two
-  uint64_t mac = 0;          // first 8 bytes of an HMAC (mac.h) over the rest; 0 without a key
+  uint32_t ring_key = 0;      // its remote key
+  uint32_t ring_size = 0;     // a power of two
+  uint64_t mac = 0;           // first 8 bytes of an HMAC (mac.h) over the rest; 0 without a key
 };
 
 struct FindWire {

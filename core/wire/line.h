@@ -1,15 +1,15 @@
 // The messages between two keepers on different hosts: the line, a TCP connection of their own.
 //
-// Purpose: a queue pair takes its control words with it when it fails. So they never travel on it: the control words
-// of all streams that two processes share go over one TCP connection between their keepers, in order, as long as both
-// live. Pure encoding and decoding; PROTOCOL.md, "Across hosts", explains the exchange.
-// Layout: little-endian, fixed size, HeaderWire first (rendezvous.h, another magic); unused bytes are zero.
-// Thread safety: pure functions.
-// Trust: the decoders take any bytes, refuse what they do not know, and look at nothing beyond `n`.
+// Purpose: a queue pair takes its control words with it when it fails. So they never travel on it:
+// the control words of all streams that two processes share go over one TCP connection between
+// their keepers, in order, as long as both live. Pure encoding and decoding; PROTOCOL.md, "Across
+// hosts", explains the exchange. Layout: little-endian, fixed size, HeaderWire first (rendezvous.h,
+// another magic); unused bytes are zero. Thread safety: pure functions. Trust: the decoders take
+// any bytes, refuse what they do not know, and look at nothing beyond `n`.
 //
 //   line = GREETING both ways; PROOF both ways; then any of
-//          WANT (caller) OFFER (callee)     : a channel for one stream; its queue pair follows by the connection manager
-//          WORD (either)                    : a control word of a channel
+//          WANT (caller) OFFER (callee)     : a channel for one stream; its queue pair follows by
+//          the connection manager WORD (either)                    : a control word of a channel
 #pragma once
 
 #include <array>
@@ -32,8 +32,9 @@ using Mac = std::array<uint8_t, 32>;  // HMAC-SHA256
 struct Greeting {
   uint16_t version_min = kProtocolVersion;
   uint16_t version_max = kProtocolVersion;
-  bool keyed = false;      // this end has a shared key, and demands a proof
-  uint64_t keeper = 0;     // random name of the process's keeper; two lines between the same two are one too many
+  bool keyed = false;  // this end has a shared key, and demands a proof
+  uint64_t keeper =
+      0;  // random name of the process's keeper; two lines between the same two are one too many
   uint64_t challenge = 0;  // random; the other end's proof covers it
 };
 
@@ -57,12 +58,13 @@ struct Offer {
 
 /// What one end tells the other about a direction. "My" is the teller's.
 enum class Word : uint16_t {
-  kReady = 1,     // receiver: no reader of mine can miss the switch. value 0
-  kStart = 2,     // sender: I go on in the ring from stream offset `value`
-  kFrozen = 3,    // receiver: sealed; I consumed exactly `value` bytes of the channel
-  kRecall = 4,    // sender: seal what I send, tell me where. value 0
-  kEnd = 5,       // sender: my last byte is before channel offset `value`
-  kEndOk = 6,     // receiver: I have all bytes before your end, and will not seal. `value`: the same offset
+  kReady = 1,   // receiver: no reader of mine can miss the switch. value 0
+  kStart = 2,   // sender: I go on in the ring from stream offset `value`
+  kFrozen = 3,  // receiver: sealed; I consumed exactly `value` bytes of the channel
+  kRecall = 4,  // sender: seal what I send, tell me where. value 0
+  kEnd = 5,     // sender: my last byte is before channel offset `value`
+  kEndOk =
+      6,  // receiver: I have all bytes before your end, and will not seal. `value`: the same offset
   kReplayed = 7,  // sender: what was sealed off (or never began) is in the TCP stream. value 0
   kBye = 8,       // either: I have let go of the channel; nothing follows. value 0
 };
@@ -126,8 +128,9 @@ void encode(const Want& m, uint8_t out[kWantSize]);
 void encode(const Offer& m, uint8_t out[kOfferSize]);
 void encode(const WordMessage& m, uint8_t out[kWordSize]);
 
-/// What the next bytes of the line are: the type and the size of the message that begins at data[0], as soon as
-/// n >= sizeof(HeaderWire). Refused: another magic, an unknown type, a length that is not the type's.
+/// What the next bytes of the line are: the type and the size of the message that begins at
+/// data[0], as soon as n >= sizeof(HeaderWire). Refused: another magic, an unknown type, a length
+/// that is not the type's.
 struct LineHead {
   LineType type{};
   size_t size = 0;
@@ -136,8 +139,8 @@ Checked<LineHead> decode_line_head(const uint8_t* data, size_t n);
 
 Checked<Greeting> decode_greeting(const uint8_t* data, size_t n);
 Checked<Proof> decode_proof(const uint8_t* data, size_t n);
-/// The tuple is of one family, not to itself, ports are not 0; scope is 0 (link-local connections are not lifted
-/// across hosts). ring_size is valid_ring_size().
+/// The tuple is of one family, not to itself, ports are not 0; scope is 0 (link-local connections
+/// are not lifted across hosts). ring_size is valid_ring_size().
 Checked<Want> decode_want(const uint8_t* data, size_t n);
 Checked<Offer> decode_offer(const uint8_t* data, size_t n);
 Checked<WordMessage> decode_word(const uint8_t* data, size_t n);

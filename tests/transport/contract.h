@@ -28,18 +28,22 @@ class Contract : public testing::TestWithParam<Backend> {
   }
   /// n bytes are on the way: until they can be read.
   static void arrive(Channel& c, size_t n) {
-    EXPECT_TRUE(eventually(c, [&] { return c.rx_available() >= n; })) << n << " bytes did not arrive";
+    EXPECT_TRUE(eventually(c, [&] { return c.rx_available() >= n; }))
+        << n << " bytes did not arrive";
   }
   /// The answer to an end or a recall, which may come later.
   static Turn answered(Channel& c, Turn turn) {
-    EXPECT_TRUE(eventually(c, [&] { return (turn = turn.kind == TurnKind::kOpen ? c.tx_turn() : turn).kind != TurnKind::kOpen; }));
+    EXPECT_TRUE(eventually(c, [&] {
+      return (turn = turn.kind == TurnKind::kOpen ? c.tx_turn() : turn).kind != TurnKind::kOpen;
+    }));
     return turn;
   }
 };
 
 #ifdef RSOCK_TEST_VERBS
 inline auto every_backend() {
-  return testing::Values(Backend{"Verbs", make_verbs_pair}, Backend{"VerbsWithoutImmediate", make_verbs_pair_without_immediate});
+  return testing::Values(Backend{"Verbs", make_verbs_pair},
+                         Backend{"VerbsWithoutImmediate", make_verbs_pair_without_immediate});
 }
 #else
 inline auto every_backend() {

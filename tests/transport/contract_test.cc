@@ -214,7 +214,8 @@ TEST_P(Contract, LettingGoHangsUpAtOnceWhoeverStillHoldsTheChannel) {
   EXPECT_EQ(read_string(b_, 99), "last");
 }
 
-// An end may let go between the other's READY and its own START: its process exits, or the stream is pinned meanwhile.
+// An end may let go between the other's READY and its own START: its process exits, or the stream
+// is pinned meanwhile.
 TEST_P(Contract, WhoLetsGoWithoutAStartOwesNothing) {
   if (a_.decides_alone()) GTEST_SKIP() << "the words stay: no START is an answer";
   b_.rx_set_ready();

@@ -251,7 +251,8 @@ TEST_P(Contract, NoWakeUpIsLostInPingPong) {
     for (int i = 0; i < kRounds && !HasFatalFailure(); ++i) hit(a_);
     other.join();
     char last;
-    EXPECT_TRUE(a_.decides_alone() || eventually(a_, [&] { return a_.rx_available() + b_.rx_available() == 1; }));
+    EXPECT_TRUE(a_.decides_alone() ||
+                eventually(a_, [&] { return a_.rx_available() + b_.rx_available() == 1; }));
     EXPECT_EQ(read(a_, &last, 1) + read(b_, &last, 1), 1u);
   }
 }

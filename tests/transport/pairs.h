@@ -32,8 +32,8 @@ inline Pair make_shm_pair(size_t ring_size = kTestCapacity) {
           make_shm_channel(std::move(*adopted), os::OwnedFd(fds[1]), false)};
 }
 
-/// Whether `check` holds, at once or within what a loaded machine needs for a message to itself. Where both ends share
-/// memory it holds at once.
+/// Whether `check` holds, at once or within what a loaded machine needs for a message to itself.
+/// Where both ends share memory it holds at once.
 template <typename Check>
 bool eventually(Channel& c, Check check) {
   for (int i = 0; i < 100'000 && !check(); ++i) {

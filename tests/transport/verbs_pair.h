@@ -1,5 +1,5 @@
-// Both ends of a verbs channel in one process, connected by hand over a device's own port: for machines and lab guests
-// that have one. Words go by a line that hands them over at once.
+// Both ends of a verbs channel in one process, connected by hand over a device's own port: for
+// machines and lab guests that have one. Words go by a line that hands them over at once.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -29,7 +29,8 @@ class DirectLine final : public WordLine {
 /// What the keeper is in a program: sleeps on the completion channel.
 class TestKeeper {
  public:
-  explicit TestKeeper(std::shared_ptr<verbs::Device> device) : device_(std::move(device)), thread_([this] { run(); }) {}
+  explicit TestKeeper(std::shared_ptr<verbs::Device> device)
+      : device_(std::move(device)), thread_([this] { run(); }) {}
   ~TestKeeper() {
     quit_ = true;
     thread_.join();
@@ -76,7 +77,9 @@ inline bool connect_by_hand(verbs::Device& device, ibv_qp* qp, ibv_qp* peer) {
   a.qp_state = IBV_QPS_INIT;
   a.port_num = 1;
   a.qp_access_flags = IBV_ACCESS_REMOTE_WRITE;
-  if (lib.ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS) != 0) return false;
+  if (lib.ibv_modify_qp(qp, &a,
+                        IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS) != 0)
+    return false;
   a = {};
   a.qp_state = IBV_QPS_RTR;
   a.path_mtu = IBV_MTU_1024;
@@ -88,8 +91,10 @@ inline bool connect_by_hand(verbs::Device& device, ibv_qp* qp, ibv_qp* peer) {
   a.ah_attr.grh.sgid_index = kGid;
   a.ah_attr.grh.hop_limit = 1;
   a.ah_attr.port_num = 1;
-  if (lib.ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
-                                    IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER) != 0) {
+  if (lib.ibv_modify_qp(qp, &a,
+                        IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
+                            IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER) !=
+      0) {
     return false;
   }
   a = {};
@@ -98,8 +103,9 @@ inline bool connect_by_hand(verbs::Device& device, ibv_qp* qp, ibv_qp* peer) {
   a.retry_cnt = 7;
   a.rnr_retry = 7;
   a.max_rd_atomic = 1;
-  return lib.ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
-                                       IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC) == 0;
+  return lib.ibv_modify_qp(qp, &a,
+                           IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+                               IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC) == 0;
 }
 
 inline Pair make_verbs_pair_with(bool immediate) {
@@ -115,9 +121,11 @@ inline Pair make_verbs_pair_with(bool immediate) {
     ADD_FAILURE() << "no queue pair";
     return {};
   }
-  EXPECT_TRUE(connect_by_hand(*device, one->qp, two->qp) && connect_by_hand(*device, two->qp, one->qp));
+  EXPECT_TRUE(connect_by_hand(*device, one->qp, two->qp) &&
+              connect_by_hand(*device, two->qp, one->qp));
   const auto ring = [](const verbs::QueuePair& p) {
-    return verbs::RemoteRing{p.memory.rx_address(), p.memory.rx_key(), static_cast<uint32_t>(p.memory.ring_size())};
+    return verbs::RemoteRing{p.memory.rx_address(), p.memory.rx_key(),
+                             static_cast<uint32_t>(p.memory.ring_size())};
   };
   const auto first = ring(*one);
   const auto second = ring(*two);
@@ -130,11 +138,12 @@ inline Pair make_verbs_pair_with(bool immediate) {
   a->connected();
   b->connected();
   // The other end of a line hears of a channel that went; here it is simply not there any more.
-  return {std::shared_ptr<Channel>(a.get(), [a, line_b](Channel*) mutable {
-            a->let_go();
-            line_b->peer = nullptr;
-            a.reset();
-          }),
+  return {std::shared_ptr<Channel>(a.get(),
+                                   [a, line_b](Channel*) mutable {
+                                     a->let_go();
+                                     line_b->peer = nullptr;
+                                     a.reset();
+                                   }),
           std::shared_ptr<Channel>(b.get(), [b, line_a](Channel*) mutable {
             b->let_go();
             line_a->peer = nullptr;

@@ -1,7 +1,8 @@
 // No pthread_cancel while it lives.
 //
-// The doorbells of software devices are write(2) (post_send_db() in rdma-core's providers/rxe/rxe.c), which libc makes a
-// cancellation point. A program's thread comes there with locks of ours, in functions that must not be left.
+// The doorbells of software devices are write(2) (post_send_db() in rdma-core's
+// providers/rxe/rxe.c), which libc makes a cancellation point. A program's thread comes there with
+// locks of ours, in functions that must not be left.
 #pragma once
 
 #include <pthread.h>

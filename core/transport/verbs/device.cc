@@ -21,16 +21,17 @@
 namespace rsock::transport::verbs {
 namespace {
 
-constexpr uint32_t kMostStreams = 256;    // by default; the device may allow fewer
+constexpr uint32_t kMostStreams = 256;  // by default; the device may allow fewer
 // Between two looks of the keeper while others poll; whoever stops polling arms, so it may be long.
 constexpr uint64_t kFirstNapNs = 500'000;
 constexpr uint64_t kLongestNapNs = 8'000'000;
 constexpr uint64_t kParkNs = 5'000'000'000;
 constexpr size_t kMostParked = 16;
 constexpr int kBatch = 32;
-/// rxe, the soft RoCE device (RXE_VENDOR_ID in drivers/infiniband/sw/rxe/rxe_param.h). When it repeats a message of several
-/// packets from the middle, it may place the bytes a few packets off and complete, or end with "remote invalid request":
-/// seen with Linux 6.1 within seconds at 0.3 % loss. Messages of one packet are never repeated from the middle.
+/// rxe, the soft RoCE device (RXE_VENDOR_ID in drivers/infiniband/sw/rxe/rxe_param.h). When it
+/// repeats a message of several packets from the middle, it may place the bytes a few packets off
+/// and complete, or end with "remote invalid request": seen with Linux 6.1 within seconds at 0.3 %
+/// loss. Messages of one packet are never repeated from the middle.
 constexpr uint32_t kSoftRoce = 0xffffff;
 
 /// A pointer, so that a forked child can leave the parent's list where it is.
@@ -82,12 +83,14 @@ bool Device::set_up(uint32_t max_streams) noexcept {
   data_slots_ = one_packet_ ? kDataSlotsOfPackets : kDataSlots;
   const uint32_t slots = data_slots_ + kCreditSlots;
   const uint32_t most_entries = static_cast<uint32_t>(std::max(limits.max_cqe, 0));
-  receives_count_ = std::min<uint32_t>(kReceives, static_cast<uint32_t>(std::max(limits.max_srq_wr, 0)));
+  receives_count_ =
+      std::min<uint32_t>(kReceives, static_cast<uint32_t>(std::max(limits.max_srq_wr, 0)));
   if (receives_count_ < 64 || most_entries < receives_count_ + slots) {
     errno = ENOMEM;
     return false;
   }
-  max_streams_ = std::min({max_streams != 0 ? max_streams : kMostStreams, static_cast<uint32_t>(limits.max_qp) / 2 + 1,
+  max_streams_ = std::min({max_streams != 0 ? max_streams : kMostStreams,
+                           static_cast<uint32_t>(limits.max_qp) / 2 + 1,
                            (most_entries - receives_count_) / slots});
   numa_node_ = numa_node_of(context_);
   pd_ = lib.ibv_alloc_pd(context_);
@@ -100,7 +103,8 @@ bool Device::set_up(uint32_t max_streams) noexcept {
     if (!raise_fd(events_->fd)) return false;
   }
   (void)os::fcntl(events_->fd, F_SETFL, O_NONBLOCK);
-  cq_ = lib.ibv_create_cq(context_, static_cast<int>(receives_count_ + max_streams_ * slots), nullptr, events_, 0);
+  cq_ = lib.ibv_create_cq(context_, static_cast<int>(receives_count_ + max_streams_ * slots),
+                          nullptr, events_, 0);
   if (cq_ == nullptr) return false;
   ibv_srq_init_attr wanted{};
   wanted.attr.max_wr = receives_count_;
@@ -109,7 +113,8 @@ bool Device::set_up(uint32_t max_streams) noexcept {
   if (srq_ == nullptr) return false;
   receives_.reset(new (std::nothrow) uint64_t[receives_count_]());
   if (!receives_) return false;
-  receive_mr_ = lib.reg_mr(pd_, receives_.get(), receives_count_ * sizeof(uint64_t), IBV_ACCESS_LOCAL_WRITE);
+  receive_mr_ =
+      lib.reg_mr(pd_, receives_.get(), receives_count_ * sizeof(uint64_t), IBV_ACCESS_LOCAL_WRITE);
   if (receive_mr_ == nullptr) return false;
   MutexLock lock(queue_mutex_);
   for (uint32_t i = 0; i < receives_count_; ++i) {
@@ -135,16 +140,20 @@ Device::~Device() {
   }
   common_.reset();
   if (removed()) {
-    // The kernel waits for us with the removal. librdmacm keeps the context open until it sees a list of devices without
-    // it, and never looks at an empty one (sync_devices_list() in librdmacm/cma.c); closing -1 later does no harm.
+    // The kernel waits for us with the removal. librdmacm keeps the context open until it sees a
+    // list of devices without it, and never looks at an empty one (sync_devices_list() in
+    // librdmacm/cma.c); closing -1 later does no harm.
     abandon_fd(context_->async_fd);
     abandon_fd(context_->cmd_fd);
   }
 }
 
 bool Device::drop_removed() noexcept {
-  std::erase_if(devices(), [](const std::shared_ptr<Device>& d) { return d->removed() && d.use_count() == 1; });
-  return std::any_of(devices().begin(), devices().end(), [](const auto& d) { return d->removed(); });
+  std::erase_if(devices(), [](const std::shared_ptr<Device>& d) {
+    return d->removed() && d.use_count() == 1;
+  });
+  return std::any_of(devices().begin(), devices().end(),
+                     [](const auto& d) { return d->removed(); });
 }
 
 bool Device::post_receive_locked(uint64_t slot) noexcept {
@@ -193,7 +202,8 @@ Result<QueuePair> Device::make_queue_pair(rdma_cm_id* id, size_t ring_size, uint
     break;
   }
   if (!pair.memory) {
-    // rxe looks for the buffers of the shared receive queue in the queue pair's domain, and a SEND has to find them.
+    // rxe looks for the buffers of the shared receive queue in the queue pair's domain, and a SEND
+    // has to find them.
     auto domain = pair.has_immediate ? domain_of(partner) : common_;
     if (!domain) return fail(ENOMEM);
     auto memory = RingMemory::make(std::move(domain), ring_size, numa_node_);
@@ -247,11 +257,12 @@ bool Device::bury() noexcept {
       retired_.pop_back();
     }
     {
-      // Under the queue's lock, and the queue emptied behind it: a number that the device gives out again must not meet
-      // completions of the one before.
+      // Under the queue's lock, and the queue emptied behind it: a number that the device gives out
+      // again must not meet completions of the one before.
       MutexLock lock(queue_mutex_);
-      // Emptied before as well: some providers throw away what the queue has of a queue pair that goes (mlx5_cq_clean()),
-      // and with it entries of the receive queue, which nobody would post again. In the error state none are added.
+      // Emptied before as well: some providers throw away what the queue has of a queue pair that
+      // goes (mlx5_cq_clean()), and with it entries of the receive queue, which nobody would post
+      // again. In the error state none are added.
       ibv_qp_attr error{};
       error.qp_state = IBV_QPS_ERR;
       (void)lib.ibv_modify_qp(pair.qp, &error, IBV_QP_STATE);
@@ -301,11 +312,11 @@ VerbsChannel* Device::find_locked(uint32_t qp_number) noexcept {
 
 void Device::dispatch_locked(const ibv_wc& wc) noexcept {
   VerbsChannel* const channel = find_locked(wc.qp_num);
-  // Of a failed entry only status, number and queue pair are valid (ibv_poll_cq(3)); an arrival that failed shows as the
-  // failure of the queue pair, on what we send or by a device event.
+  // Of a failed entry only status, number and queue pair are valid (ibv_poll_cq(3)); an arrival
+  // that failed shows as the failure of the queue pair, on what we send or by a device event.
   if (wc.status != IBV_WC_SUCCESS) {
-    // A send's number is never so small (post_locked()). An entry of the receive queue that was taken in vain goes back:
-    // else each failure would leave fewer, and at last none.
+    // A send's number is never so small (post_locked()). An entry of the receive queue that was
+    // taken in vain goes back: else each failure would leave fewer, and at last none.
     if (wc.wr_id < receives_count_) (void)post_receive_locked(wc.wr_id);
     if (channel != nullptr) channel->on_sent(wc);
     return;
@@ -333,15 +344,16 @@ bool Device::poll_locked() noexcept {
 
 bool Device::progress() noexcept RSOCK_NO_TSA {
   if (!queue_mutex_.try_lock()) {
-    // Who is at it may have looked just before what we look for came, and we are about to sleep. seq_cst, here and
-    // below: either it finds the word after it let go, or we find it gone.
+    // Who is at it may have looked just before what we look for came, and we are about to sleep.
+    // seq_cst, here and below: either it finds the word after it let go, or we find it gone.
     look_again_.store(true, std::memory_order_seq_cst);
     std::atomic_thread_fence(std::memory_order_seq_cst);
     if (!queue_mutex_.try_lock()) return false;
   }
   bool found = false;
   do {
-    if (look_again_.load(std::memory_order_relaxed)) look_again_.store(false, std::memory_order_seq_cst);
+    if (look_again_.load(std::memory_order_relaxed))
+      look_again_.store(false, std::memory_order_seq_cst);
     found = poll_locked() || found;
     queue_mutex_.unlock();
   } while (look_again_.load(std::memory_order_seq_cst) && queue_mutex_.try_lock());
@@ -350,7 +362,8 @@ bool Device::progress() noexcept RSOCK_NO_TSA {
 }
 
 void Device::arm(Armed wanted) noexcept {
-  // seq_cst: whoever finds it armed relies on the keeper's poll after the event; whoever does not, on its own call.
+  // seq_cst: whoever finds it armed relies on the keeper's poll after the event; whoever does not,
+  // on its own call.
   Armed now = armed_.load(std::memory_order_seq_cst);
   do {
     if (now >= wanted) return;
@@ -435,7 +448,8 @@ void Device::fail_channels(const char* reason, uint32_t only) noexcept {
 }
 
 void Device::on_removal() noexcept {
-  if (!removed_.exchange(true, std::memory_order_acq_rel)) fail_channels("the RDMA device was removed", 0);
+  if (!removed_.exchange(true, std::memory_order_acq_rel))
+    fail_channels("the RDMA device was removed", 0);
 }
 
 void Device::after_fork_child() noexcept {

@@ -1,25 +1,31 @@
-// One RDMA device as this process uses it: a protection domain, one completion queue, one shared receive queue.
+// One RDMA device as this process uses it: a protection domain, one completion queue, one shared
+// receive queue.
 //
-// Purpose: everything that queue pairs of one device share, and the engine that turns completions into words that channels
-// look at. Whoever waits for something polls the queue for all (progress()); the keeper does when nobody does. The rings
-// and queue pairs of each partner process have a protection domain of their own.
+// Purpose: everything that queue pairs of one device share, and the engine that turns completions
+// into words that channels look at. Whoever waits for something polls the queue for all
+// (progress()); the keeper does when nobody does. The rings and queue pairs of each partner process
+// have a protection domain of their own.
 //
 // Neither queue can overrun, by construction.
-//  - Receive queue: an entry is posted again only by whoever took its completion. An empty one is a wait at the sender
-//    (RNR, retried for ever), as a full ring is; it is no error. iWARP has no such wait and needs `entries >= streams x
-//    window`, which open() demands of the device there.
-//  - Completion queue: it holds kReceives + (most queue pairs) x (send queue depth) entries, and each entry of either
+//  - Receive queue: an entry is posted again only by whoever took its completion. An empty one is a
+//  wait at the sender
+//    (RNR, retried for ever), as a full ring is; it is no error. iWARP has no such wait and needs
+//    `entries >= streams x window`, which open() demands of the device there.
+//  - Completion queue: it holds kReceives + (most queue pairs) x (send queue depth) entries, and
+//  each entry of either
 //    kind is either posted or in the queue: never two places for one.
 //
-// Sleeping. `armed_` set: the next completion of that kind wakes the keeper's descriptor (or has, and the keeper will
-// poll). Whoever goes to sleep, or leaves bytes behind that a completion must push out, arms and polls once more. The
-// keeper, woken, clears it and polls; while others poll too it only looks again after a nap: a busy process makes no
-// system calls for this. It arms when it finds quiet. Arrivals are sent as solicited events, so who waits for bytes is
-// not woken for each write of ours that completes.
+// Sleeping. `armed_` set: the next completion of that kind wakes the keeper's descriptor (or has,
+// and the keeper will poll). Whoever goes to sleep, or leaves bytes behind that a completion must
+// push out, arms and polls once more. The keeper, woken, clears it and polls; while others poll too
+// it only looks again after a nap: a busy process makes no system calls for this. It arms when it
+// finds quiet. Arrivals are sent as solicited events, so who waits for bytes is not woken for each
+// write of ours that completes.
 //
-// Ownership: made by open(), kept for the life of the process or until the device is removed and the last channel gone
-// (shared_ptr). Thread safety: any thread, unless stated. Lock order: queue lock, then a channel's post lock; both
-// leaves below a stream's locks. A caller that holds a stream's lock only ever tries the queue lock.
+// Ownership: made by open(), kept for the life of the process or until the device is removed and
+// the last channel gone (shared_ptr). Thread safety: any thread, unless stated. Lock order: queue
+// lock, then a channel's post lock; both leaves below a stream's locks. A caller that holds a
+// stream's lock only ever tries the queue lock.
 #pragma once
 
 #include <infiniband/verbs.h>
@@ -46,8 +52,8 @@ inline constexpr uint32_t kCreditSlots = 4;
 inline constexpr uint32_t kReceives = 2048;
 inline constexpr uint32_t kWantedInline = 256;
 
-/// A connected (or connecting) reliable queue pair and both rings of one stream. Unique owner; given back to the device
-/// that made it.
+/// A connected (or connecting) reliable queue pair and both rings of one stream. Unique owner;
+/// given back to the device that made it.
 struct QueuePair {
   QueuePair() = default;
   QueuePair(QueuePair&& other) noexcept { *this = std::move(other); }
@@ -69,37 +75,40 @@ struct QueuePair {
   bool has_immediate = true;  // false: iWARP, or RSOCK_RDMA_IMMEDIATE=no: a SEND follows each WRITE
   bool one_packet = false;    // no write may be longer than the path's MTU (see device.cc)
   uint32_t data_slots = kDataSlots;
-  uint64_t partner = 0;       // the peer's keeper; 0: none, the memory is not used again
-  RingMemory memory;          // ours: what we send from, what the peer writes into
+  uint64_t partner = 0;  // the peer's keeper; 0: none, the memory is not used again
+  RingMemory memory;     // ours: what we send from, what the peer writes into
 };
 
 class Device : public std::enable_shared_from_this<Device> {
  public:
-  /// The device behind `context` (a connection manager id's): the one that is there, or a new one. Keeper only. Errors:
-  /// what the verbs said; ENOMEM also when memlock is too low. `max_streams` bounds queue pairs for its life.
+  /// The device behind `context` (a connection manager id's): the one that is there, or a new one.
+  /// Keeper only. Errors: what the verbs said; ENOMEM also when memlock is too low. `max_streams`
+  /// bounds queue pairs for its life.
   static Result<std::shared_ptr<Device>> open(ibv_context* context, uint32_t max_streams) noexcept;
   /// Devices that are in use, for the keeper's loop. Keeper only.
   static const std::vector<std::shared_ptr<Device>>& all() noexcept;
   ~Device();
 
-  /// A queue pair on `id`, whose context is ours, with rings of `ring_size`. Taken from parked memory if there is some
-  /// of this partner's. Keeper only. Errors: ENOMEM (memlock, device limits), EMFILE, what the verbs said.
-  /// EUSERS: as many as there may be. Both ends must say the same of `immediate` (config().rdma_immediate is part of
-  /// nothing that is agreed: an operator sets it everywhere or nowhere).
+  /// A queue pair on `id`, whose context is ours, with rings of `ring_size`. Taken from parked
+  /// memory if there is some of this partner's. Keeper only. Errors: ENOMEM (memlock, device
+  /// limits), EMFILE, what the verbs said. EUSERS: as many as there may be. Both ends must say the
+  /// same of `immediate` (config().rdma_immediate is part of nothing that is agreed: an operator
+  /// sets it everywhere or nowhere).
   Result<QueuePair> make_queue_pair(rdma_cm_id* id, size_t ring_size, uint64_t partner,
                                     bool immediate = true) noexcept;
-  /// Ends a queue pair that never became a channel's, or was one's: destroyed by the keeper soon. Any thread.
+  /// Ends a queue pair that never became a channel's, or was one's: destroyed by the keeper soon.
+  /// Any thread.
   void retire(QueuePair&& pair) noexcept;
-  /// Keeper only: destroys what was retired, with its connection manager id; keeps memory for the same partner for 5 s.
-  /// True: call again in a second.
+  /// Keeper only: destroys what was retired, with its connection manager id; keeps memory for the
+  /// same partner for 5 s. True: call again in a second.
   bool bury() noexcept;
-  /// Keeper only: closes devices that were removed and that no channel holds any more; the kernel waits for that. True:
-  /// there are some left.
+  /// Keeper only: closes devices that were removed and that no channel holds any more; the kernel
+  /// waits for that. True: there are some left.
   static bool drop_removed() noexcept;
 
   // --- completions ---
-  /// Takes what is in the queue and tells the channels. If another thread is at it, that one looks once more. True: found
-  /// any.
+  /// Takes what is in the queue and tells the channels. If another thread is at it, that one looks
+  /// once more. True: found any.
   bool progress() noexcept;
   /// The caller goes away or to sleep: the next completion wakes the keeper.
   void need_events() noexcept { arm(Armed::kAll); }
@@ -112,7 +121,8 @@ class Device : public std::enable_shared_from_this<Device> {
   /// Device events: removed, port down, queue pair error. Keeper only.
   int async_fd() const noexcept { return context_->async_fd; }
   void on_async_event() noexcept;
-  /// The connection manager says so as well (RDMA_CM_EVENT_DEVICE_REMOVAL), sometimes first. Keeper only.
+  /// The connection manager says so as well (RDMA_CM_EVENT_DEVICE_REMOVAL), sometimes first. Keeper
+  /// only.
   void on_removal() noexcept;
   /// The device is gone: its channels were told, nothing new is made on it.
   bool removed() const noexcept { return removed_.load(std::memory_order_acquire); }
@@ -141,7 +151,8 @@ class Device : public std::enable_shared_from_this<Device> {
   bool post_receive_locked(uint64_t slot) noexcept RSOCK_REQUIRES(queue_mutex_);
   VerbsChannel* find_locked(uint32_t qp_number) noexcept RSOCK_REQUIRES(queue_mutex_);
 
-  /// What the partner's rings are registered in; made when it is not there. Null: the device has no more.
+  /// What the partner's rings are registered in; made when it is not there. Null: the device has no
+  /// more.
   std::shared_ptr<Domain> domain_of(uint64_t partner) noexcept;
 
   struct Known {
@@ -178,13 +189,13 @@ class Device : public std::enable_shared_from_this<Device> {
   enum class Armed : int { kNo, kArrivals, kAll };
   void arm(Armed wanted) noexcept;
   std::atomic<Armed> armed_{Armed::kNo};
-  uint64_t nap_ns_ = 0;  // keeper only
+  uint64_t nap_ns_ = 0;                  // keeper only
   std::atomic<bool> look_again_{false};  // somebody came while another one polled
   std::atomic<bool> removed_{false};
   std::atomic<uint64_t> found_by_others_{0};
   uint64_t found_seen_ = 0;  // keeper only
   uint32_t max_streams_ = 0;
-  uint32_t pairs_ = 0;           // keeper only
+  uint32_t pairs_ = 0;          // keeper only
   std::vector<Parked> parked_;  // keeper only
   std::vector<Known> domains_;  // keeper only
 };

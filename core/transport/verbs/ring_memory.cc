@@ -11,15 +11,18 @@ namespace {
 
 constexpr size_t kHugePage = 2 << 20;
 
-/// Anonymous memory; huge pages if the operator has set some aside. No wrapper in os.h: nobody else maps like this.
+/// Anonymous memory; huge pages if the operator has set some aside. No wrapper in os.h: nobody else
+/// maps like this.
 void* map(size_t size, bool huge) noexcept {
   const long flags = MAP_PRIVATE | MAP_ANONYMOUS | (huge ? MAP_HUGETLB : 0);
-  const long r = os::door()(SYS_mmap, 0, static_cast<long>(size), PROT_READ | PROT_WRITE, flags, -1, 0);
+  const long r =
+      os::door()(SYS_mmap, 0, static_cast<long>(size), PROT_READ | PROT_WRITE, flags, -1, 0);
   return r < 0 && r > -4096 ? nullptr : reinterpret_cast<void*>(r);
 }
 
 void advise(void* at, size_t size, int advice) noexcept {
-  (void)os::door()(SYS_madvise, reinterpret_cast<long>(at), static_cast<long>(size), advice, 0, 0, 0);
+  (void)os::door()(SYS_madvise, reinterpret_cast<long>(at), static_cast<long>(size), advice, 0, 0,
+                   0);
 }
 
 /// A wish, not a demand (MPOL_PREFERRED, set_mempolicy(2)): a full node is no reason to fail.

@@ -1,10 +1,11 @@
 // The memory of one stream's two rings, registered with a device.
 //
-// One mapping, two registrations: the ring that we send from (nobody else may touch it) and the ring that the peer
-// writes (remote write, its own key), both in the protection domain of that peer's process. Memory is used again only for
-// the same process, else the registration ends with the queue pair (D6: also after a ring is reused).
-// Huge pages if the kernel gives any, on the device's NUMA node if it says which. Never inherited by forked children
-// (MADV_DONTFORK): pinned pages and copy-on-write do not go together before Linux 5.12, and a child has no use for it.
+// One mapping, two registrations: the ring that we send from (nobody else may touch it) and the
+// ring that the peer writes (remote write, its own key), both in the protection domain of that
+// peer's process. Memory is used again only for the same process, else the registration ends with
+// the queue pair (D6: also after a ring is reused). Huge pages if the kernel gives any, on the
+// device's NUMA node if it says which. Never inherited by forked children (MADV_DONTFORK): pinned
+// pages and copy-on-write do not go together before Linux 5.12, and a child has no use for it.
 // Ownership: unique. Thread safety: none; made and ended by the keeper.
 #pragma once
 
@@ -19,8 +20,9 @@
 
 namespace rsock::transport::verbs {
 
-/// A protection domain: keys of one mean nothing in another. One for each partner process, so that a peer reaches its own
-/// streams' rings even if it guesses keys and addresses. Ended with the last memory in it.
+/// A protection domain: keys of one mean nothing in another. One for each partner process, so that
+/// a peer reaches its own streams' rings even if it guesses keys and addresses. Ended with the last
+/// memory in it.
 struct Domain {
   Domain(ibv_pd* made, int process) noexcept : pd(made), owner(process) {}
   ~Domain();
@@ -38,7 +40,8 @@ class RingMemory {
   ~RingMemory() { release(); }
 
   /// ring_size: valid_ring_size(). Errors: ENOMEM (memlock or memory), what ibv_reg_mr said.
-  static Result<RingMemory> make(std::shared_ptr<Domain> domain, size_t ring_size, int numa_node) noexcept;
+  static Result<RingMemory> make(std::shared_ptr<Domain> domain, size_t ring_size,
+                                 int numa_node) noexcept;
 
   ibv_pd* pd() const noexcept { return domain_->pd; }
 

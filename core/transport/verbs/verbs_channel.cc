@@ -40,7 +40,8 @@ void strike(std::atomic<uint32_t>& bell) noexcept {
   os::futex_wake(&bell, INT_MAX);
 }
 
-Result<void> sleep_on(const std::atomic<uint32_t>& bell, uint32_t seen, const timespec* timeout) noexcept {
+Result<void> sleep_on(const std::atomic<uint32_t>& bell, uint32_t seen,
+                      const timespec* timeout) noexcept {
   Result<void> r = os::futex_wait(&bell, seen, timeout);
   if (!r && r.error() == EAGAIN) return {};  // it has rung already
   return r;
@@ -55,7 +56,8 @@ Turn turn_of(uint64_t head, uint64_t tail) noexcept {
 }  // namespace
 
 VerbsChannel::VerbsChannel(std::shared_ptr<Device> device, QueuePair pair, const RemoteRing& remote,
-                           uint64_t nonce, std::shared_ptr<WordLine> line, os::OwnedFd doorbell) noexcept
+                           uint64_t nonce, std::shared_ptr<WordLine> line,
+                           os::OwnedFd doorbell) noexcept
     : device_(std::move(device)),
       pair_(std::move(pair)),
       remote_(remote),
@@ -85,13 +87,13 @@ std::shared_ptr<VerbsChannel> make_verbs_channel(std::shared_ptr<Device> device,
     device->retire(std::move(pair));
     return nullptr;
   }
-  return std::make_shared<VerbsChannel>(std::move(device), std::move(pair), remote, nonce, std::move(line),
-                                        std::move(*bell));
+  return std::make_shared<VerbsChannel>(std::move(device), std::move(pair), remote, nonce,
+                                        std::move(line), std::move(*bell));
 }
 
 void VerbsChannel::connected() noexcept {
-  // The connection manager leaves 0 there, which is the longest wait of all, 655 ms (cm_init_qp_rtr_attr() in
-  // drivers/infiniband/core/cm.c; the table in ibv_modify_qp(3)).
+  // The connection manager leaves 0 there, which is the longest wait of all, 655 ms
+  // (cm_init_qp_rtr_attr() in drivers/infiniband/core/cm.c; the table in ibv_modify_qp(3)).
   constexpr uint8_t kRetryAfter320us = 10;
   ibv_qp_attr attributes{};
   attributes.min_rnr_timer = kRetryAfter320us;
@@ -101,7 +103,8 @@ void VerbsChannel::connected() noexcept {
     if (pair_.one_packet) {
       ibv_qp_init_attr ignored{};
       attributes = ibv_qp_attr{};
-      const bool known = RdmaLibrary::get()->ibv_query_qp(pair_.qp, &attributes, IBV_QP_PATH_MTU, &ignored) == 0;
+      const bool known =
+          RdmaLibrary::get()->ibv_query_qp(pair_.qp, &attributes, IBV_QP_PATH_MTU, &ignored) == 0;
       longest_write_ = 128u << (known ? attributes.path_mtu : IBV_MTU_256);
     }
     connected_ = true;
@@ -111,7 +114,8 @@ void VerbsChannel::connected() noexcept {
 
 // --- the send queue ----------------------------------------------------------------------------
 
-/// Slots for n bytes: a write for each `longest_write`, and where there are no immediates a SEND that counts them.
+/// Slots for n bytes: a write for each `longest_write`, and where there are no immediates a SEND
+/// that counts them.
 uint32_t VerbsChannel::slots_for(uint64_t n) const noexcept {
   const uint64_t writes = n == 0 ? 0 : (n + longest_write_ - 1) / longest_write_;
   if (!pair_.has_immediate) return static_cast<uint32_t>(writes) + 1;
@@ -119,7 +123,8 @@ uint32_t VerbsChannel::slots_for(uint64_t n) const noexcept {
 }
 
 /// One call of the device for one span of the ring; the last entry tells of all of it.
-bool VerbsChannel::post_locked(uint64_t offset, uint32_t n, uint32_t immediate, bool signal) noexcept {
+bool VerbsChannel::post_locked(uint64_t offset, uint32_t n, uint32_t immediate,
+                               bool signal) noexcept {
   ibv_send_wr entries[kChain + 1];
   ibv_sge pieces[kChain + 1];
   const uint32_t slots = slots_for(n);
@@ -140,7 +145,8 @@ bool VerbsChannel::post_locked(uint64_t offset, uint32_t n, uint32_t immediate, 
     entry.wr.rdma.remote_addr = remote_.address + at;
     entry.wr.rdma.rkey = remote_.key;
     if (size <= pair_.inline_bytes) entry.send_flags = IBV_SEND_INLINE;
-    pieces[i] = ibv_sge{reinterpret_cast<uint64_t>(pair_.memory.tx_ring() + at), size, pair_.memory.tx_key()};
+    pieces[i] = ibv_sge{reinterpret_cast<uint64_t>(pair_.memory.tx_ring() + at), size,
+                        pair_.memory.tx_key()};
     done += size;
   }
   ibv_send_wr& last = entries[slots - 1];
@@ -148,7 +154,8 @@ bool VerbsChannel::post_locked(uint64_t offset, uint32_t n, uint32_t immediate, 
     last.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
     last.imm_data = htonl(immediate);
   } else {
-    // A SEND is delivered behind the writes before it (RFC 5040, 5.3): the same promise in one entry more.
+    // A SEND is delivered behind the writes before it (RFC 5040, 5.3): the same promise in one
+    // entry more.
     last.opcode = IBV_WR_SEND;
     last.num_sge = 1;
     last.send_flags = IBV_SEND_INLINE;
@@ -181,11 +188,15 @@ bool VerbsChannel::push_locked() noexcept {
     // acquire pairs with the writer's publish: the bytes are in the ring.
     const uint64_t left = tx_.tail.load(memory_order_acquire) - posted_.load(memory_order_relaxed);
     if (left == 0) return true;
-    if (used_ + slots_for(1) > pair_.data_slots || (signals_in_flight_ >= kEager && left < kBulk)) return false;
+    if (used_ + slots_for(1) > pair_.data_slots || (signals_in_flight_ >= kEager && left < kBulk))
+      return false;
     const uint64_t from = posted_.load(memory_order_relaxed);
-    const uint64_t writes = std::min<uint64_t>(kChain, pair_.data_slots - used_ - (pair_.has_immediate ? 0 : 1));
-    const uint64_t n = std::min({left, kLongestWrite, writes * longest_write_, capacity() - (from & (capacity() - 1))});
-    // The last of what there is: it tells that all is delivered, and what gathers meanwhile waits for it.
+    const uint64_t writes =
+        std::min<uint64_t>(kChain, pair_.data_slots - used_ - (pair_.has_immediate ? 0 : 1));
+    const uint64_t n = std::min(
+        {left, kLongestWrite, writes * longest_write_, capacity() - (from & (capacity() - 1))});
+    // The last of what there is: it tells that all is delivered, and what gathers meanwhile waits
+    // for it.
     const bool signal = n == left || unsignalled_ + slots_for(n) + 1 > kSignalEvery;
     if (!post_locked(from, static_cast<uint32_t>(n), static_cast<uint32_t>(n), signal)) return true;
     posted_.store(from + n, memory_order_relaxed);
@@ -197,10 +208,12 @@ void VerbsChannel::push_credit_locked() noexcept {
   if (wanted == credit_sent_ || used_ + slots_for(0) > pair_.data_slots + kCreditSlots) return;
   const uint32_t n = static_cast<uint32_t>(wanted - credit_sent_);
   const bool signal = unsignalled_ + 2 * slots_for(0) > kSignalEvery;
-  if (post_locked(delivered_.load(memory_order_relaxed), 0, kCreditBit | n, signal)) credit_sent_ = wanted;
+  if (post_locked(delivered_.load(memory_order_relaxed), 0, kCreditBit | n, signal))
+    credit_sent_ = wanted;
 }
 
-/// True: all is posted. False: the keeper will hear of the completion that posts the rest, if no thread does.
+/// True: all is posted. False: the keeper will hear of the completion that posts the rest, if no
+/// thread does.
 bool VerbsChannel::push() noexcept {
   {
     MutexLock lock(post_mutex_);
@@ -222,14 +235,16 @@ void VerbsChannel::on_sent(const ibv_wc& wc) noexcept {
       RSOCK_LOG(kInfo, "queue pair %u: %s (vendor %u)", wc.qp_num,
                 RdmaLibrary::get()->ibv_wc_status_str(wc.status), wc.vendor_err);
     }
-    return fail_path(wc.status == IBV_WC_RETRY_EXC_ERR    ? "the peer does not answer over RDMA any more"
-                     : wc.status == IBV_WC_REM_ACCESS_ERR ? "the peer's ring may not be written any more"
-                                                          : "the queue pair failed");
+    return fail_path(
+        wc.status == IBV_WC_RETRY_EXC_ERR    ? "the peer does not answer over RDMA any more"
+        : wc.status == IBV_WC_REM_ACCESS_ERR ? "the peer's ring may not be written any more"
+                                             : "the queue pair failed");
   }
   MutexLock lock(post_mutex_);
   used_ -= std::min(used_, static_cast<uint32_t>(wc.wr_id >> 48));
   if (signals_in_flight_ != 0) --signals_in_flight_;
-  // 48 bits of where it ends, which wrap on a fast stream within hours. A credit's may be older than what is known.
+  // 48 bits of where it ends, which wrap on a fast stream within hours. A credit's may be older
+  // than what is known.
   const uint64_t before = delivered_.load(memory_order_relaxed);
   const uint64_t step = (wc.wr_id - before) & ((uint64_t{1} << 48) - 1);
   if (step < uint64_t{1} << 47) delivered_.store(before + step, memory_order_relaxed);
@@ -250,14 +265,17 @@ void VerbsChannel::on_arrival(uint32_t immediate) noexcept {
         turned_.store(true, memory_order_release);
         return wake_all();
       }
-      // seq_cst pairs with RingWriter::refresh() and with the sender's sleep word (byte_ring.h, Dekker).
-    } while (!tx_.head.compare_exchange_weak(head, head + n, memory_order_seq_cst, memory_order_relaxed));
+      // seq_cst pairs with RingWriter::refresh() and with the sender's sleep word (byte_ring.h,
+      // Dekker).
+    } while (!tx_.head.compare_exchange_weak(head, head + n, memory_order_seq_cst,
+                                             memory_order_relaxed));
     return wake_sender_if_roomy();
   }
   const uint64_t tail = rx_.tail.load(memory_order_relaxed);  // only we write it
   const uint64_t head = rx_.head.load(memory_order_acquire) & ring::kCountMask;
   const bool known = end_known_.load(memory_order_acquire);
-  if (n == 0 || n > capacity() - (tail - head) || (known && tail + n > end_at_.load(memory_order_relaxed))) {
+  if (n == 0 || n > capacity() - (tail - head) ||
+      (known && tail + n > end_at_.load(memory_order_relaxed))) {
     rx_lied_.store(true, memory_order_release);
     return wake_all();
   }
@@ -267,13 +285,15 @@ void VerbsChannel::on_arrival(uint32_t immediate) noexcept {
   if (rx_.rx_sleep.load(memory_order_seq_cst) != 0) wake_receiver();
 }
 
-/// Receiver: when the last byte before the peer's end is here, and we have not sealed, the direction is ended. Called by
-/// who stored the tail and by who stored the end: seq_cst on both, so that one of them sees both.
+/// Receiver: when the last byte before the peer's end is here, and we have not sealed, the
+/// direction is ended. Called by who stored the tail and by who stored the end: seq_cst on both, so
+/// that one of them sees both.
 void VerbsChannel::look_for_end() noexcept {
   if (!end_known_.load(memory_order_seq_cst)) return;
   const uint64_t end = end_at_.load(memory_order_relaxed);
   if (rx_.tail.load(memory_order_seq_cst) != end) return;
-  // One word, as in shared memory: whoever seals first has decided. Pairs with RingReader's compare-exchange.
+  // One word, as in shared memory: whoever seals first has decided. Pairs with RingReader's
+  // compare-exchange.
   const uint64_t before = rx_.head.fetch_or(ring::kSealEnded, memory_order_seq_cst);
   if ((before & (ring::kSealEnded | ring::kSealFrozen)) != 0) return;
   line_->say(nonce_, Word::kEndOk, end);
@@ -289,7 +309,8 @@ void VerbsChannel::wake_receiver() noexcept {
 
 void VerbsChannel::wake_sender_if_roomy() noexcept {
   if (tx_.tx_sleep.load(memory_order_seq_cst) == 0) return;
-  const uint64_t used = tx_.tail.load(memory_order_relaxed) - (tx_.head.load(memory_order_relaxed) & ring::kCountMask);
+  const uint64_t used = tx_.tail.load(memory_order_relaxed) -
+                        (tx_.head.load(memory_order_relaxed) & ring::kCountMask);
   if (capacity() - used < capacity() / 3) return;
   const uint32_t bits = tx_.tx_sleep.exchange(0, memory_order_seq_cst);
   if ((bits & wire::kSleepFutex) != 0) strike(tx_.tx_bell);
@@ -322,8 +343,10 @@ size_t VerbsChannel::tx_write(const iovec* iov, size_t n, size_t skip, size_t li
     const size_t moved = writer_.write(from, std::min(limit - done, ring::kPublishPiece));
     if (moved == 0) break;
     done += moved;
-    // The first piece of many leaves while the others are copied; the rest in as few calls as there are large writes.
-    if (done == moved || posted_.load(memory_order_relaxed) + kLongestWrite <= writer_.tail()) (void)push();
+    // The first piece of many leaves while the others are copied; the rest in as few calls as there
+    // are large writes.
+    if (done == moved || posted_.load(memory_order_relaxed) + kLongestWrite <= writer_.tail())
+      (void)push();
   } while (done < limit && !from.done());
   if (done != 0 && posted_.load(memory_order_relaxed) != writer_.tail()) (void)push();
   return done;
@@ -355,8 +378,8 @@ size_t VerbsChannel::rx_available() noexcept {
   return reader_.available();
 }
 
-/// Tells the peer what was consumed, at half a ring. More often would be a message that carries nothing; later would let
-/// the sender run dry.
+/// Tells the peer what was consumed, at half a ring. More often would be a message that carries
+/// nothing; later would let the sender run dry.
 void VerbsChannel::credit() noexcept {
   const uint64_t head = reader_.head();
   if (head - credited_ < capacity() / 2) return;
@@ -365,7 +388,8 @@ void VerbsChannel::credit() noexcept {
   (void)push();
 }
 
-size_t VerbsChannel::rx_read(const iovec* iov, size_t n, size_t skip, size_t limit, bool peek) noexcept {
+size_t VerbsChannel::rx_read(const iovec* iov, size_t n, size_t skip, size_t limit,
+                             bool peek) noexcept {
   ring::IovCursor to(iov, n, skip);
   if (reader_.known() < limit) (void)device_->progress();
   if (peek) return reader_.peek(to, limit);
@@ -394,7 +418,8 @@ size_t VerbsChannel::rx_discard(size_t n) noexcept {
   return done;
 }
 
-/// What came; of a peer that went without a word about its end, one byte more than that: nobody knows.
+/// What came; of a peer that went without a word about its end, one byte more than that: nobody
+/// knows.
 uint64_t VerbsChannel::rx_published() noexcept {
   (void)device_->progress();
   if (end_known_.load(memory_order_acquire)) return end_at_.load(memory_order_relaxed);
@@ -453,8 +478,8 @@ Turn VerbsChannel::tx_recall() noexcept {
     }
     return tx_turn();
   }
-  // Nobody answers any more. What the peer told of last is exact if it is all that we published; else its process died
-  // with bytes of ours, and nobody knows how many: no byte may follow.
+  // Nobody answers any more. What the peer told of last is exact if it is all that we published;
+  // else its process died with bytes of ours, and nobody knows how many: no byte may follow.
   (void)device_->progress();
   uint64_t head = tx_.head.load(memory_order_acquire);
   while ((head & ring::kSealFrozen) == 0) {
@@ -462,7 +487,9 @@ Turn VerbsChannel::tx_recall() noexcept {
       tx_lied_.store(true, memory_order_release);
       break;
     }
-    if (tx_.head.compare_exchange_weak(head, head | ring::kSealFrozen, memory_order_seq_cst, memory_order_acquire)) break;
+    if (tx_.head.compare_exchange_weak(head, head | ring::kSealFrozen, memory_order_seq_cst,
+                                       memory_order_acquire))
+      break;
   }
   return tx_turn();
 }
@@ -481,8 +508,8 @@ bool VerbsChannel::rx_replayed() noexcept { return rx_.replayed.load(memory_orde
 void VerbsChannel::let_go() noexcept {
   if (let_go_) return;
   let_go_ = true;
-  // What we consumed is final, and the peer must know it. The thread that found the end may not have said so yet: twice
-  // is once, but behind BYE it would be too late.
+  // What we consumed is final, and the peer must know it. The thread that found the end may not
+  // have said so yet: twice is once, but behind BYE it would be too late.
   if (rx_freeze().kind == TurnKind::kEnded && !end_ok_said_.load(memory_order_acquire)) {
     line_->say(nonce_, Word::kEndOk, end_at_.load(memory_order_relaxed));
   }
@@ -506,15 +533,15 @@ void VerbsChannel::on_word(Word word, uint64_t value) noexcept {
     case Word::kFrozen: {
       uint64_t head = tx_.head.load(memory_order_relaxed);
       do {
-        if ((head & (ring::kSealFrozen | ring::kSealEnded)) != 0 || value < (head & ring::kCountMask) ||
-            value > tx_.tail.load(memory_order_acquire)) {
+        if ((head & (ring::kSealFrozen | ring::kSealEnded)) != 0 ||
+            value < (head & ring::kCountMask) || value > tx_.tail.load(memory_order_acquire)) {
           // A second answer to the same question is none; nor is one that takes back what was told.
           if ((head & ring::kSealFrozen) == 0) tx_lied_.store(true, memory_order_release);
           break;
         }
         // seq_cst, as on_arrival().
-      } while (!tx_.head.compare_exchange_weak(head, value | ring::kSealFrozen, memory_order_seq_cst,
-                                               memory_order_relaxed));
+      } while (!tx_.head.compare_exchange_weak(head, value | ring::kSealFrozen,
+                                               memory_order_seq_cst, memory_order_relaxed));
       turned_.store(true, memory_order_release);
       break;
     }
@@ -544,8 +571,9 @@ void VerbsChannel::on_word(Word word, uint64_t value) noexcept {
       rx_.replayed.store(1, memory_order_release);  // pairs with rx_replayed()
       break;
     case Word::kBye:
-      // Words keep their order: a direction without a START has not left TCP, and never will. Without this an end that
-      // let go of a channel between our READY and its START would be taken for one that died with bytes.
+      // Words keep their order: a direction without a START has not left TCP, and never will.
+      // Without this an end that let go of a channel between our READY and its START would be taken
+      // for one that died with bytes.
       if (rx_.start.load(memory_order_relaxed) == 0) rx_.replayed.store(1, memory_order_release);
       return line_down();
   }
@@ -560,7 +588,9 @@ void VerbsChannel::line_down() noexcept {
 
 void VerbsChannel::fail_path(const char* reason) noexcept {
   const char* none = nullptr;
-  if (!failure_.compare_exchange_strong(none, reason, std::memory_order_acq_rel, memory_order_relaxed)) return;
+  if (!failure_.compare_exchange_strong(none, reason, std::memory_order_acq_rel,
+                                        memory_order_relaxed))
+    return;
   line_->attention(nonce_);
 }
 
@@ -574,7 +604,8 @@ uint32_t VerbsChannel::rx_bell() noexcept { return rx_.rx_bell.load(memory_order
 uint32_t VerbsChannel::tx_bell() noexcept { return tx_.tx_bell.load(memory_order_acquire); }
 
 void VerbsChannel::rx_arm(Sleep how) noexcept {
-  // seq_cst: the store half of Dekker. Then the queue: a completion before that is found by the check that follows.
+  // seq_cst: the store half of Dekker. Then the queue: a completion before that is found by the
+  // check that follows.
   rx_.rx_sleep.fetch_or(static_cast<uint32_t>(how), memory_order_seq_cst);
   device_->need_arrivals();
 }

@@ -1,24 +1,35 @@
-// A channel over a reliable queue pair: bytes by RDMA WRITE into the peer's ring, control words by the keepers' line.
+// A channel over a reliable queue pair: bytes by RDMA WRITE into the peer's ring, control words by
+// the keepers' line.
 //
 // Contract: core/transport/transport.h. What is particular here:
-//  - Each end has both rings and all words of its own in its own memory; a byte_ring view works on each. What a peer
-//    says (a completion's length, a credit, a word of the line) is checked and then stored in a word that only we write.
-//  - Data: RDMA WRITE at the same offset of the peer's ring, with the length as immediate value. The receiver trusts the
-//    completion, never the bytes. First messages go at once; while kEager are in flight, small ones gather and leave
-//    with the next completion.
-//  - Credits: an empty write whose immediate value is the bytes consumed since the last one; at half a ring.
-//  - tx_end() and tx_recall() are questions: they return kOpen, and the answer (END_OK or FROZEN, never both) turns the
-//    direction later. Until then the direction takes no bytes. END_OK means that every byte is in the peer's memory.
-//  - Failure of the queue pair loses bytes in flight, never words: path_failure() says so, and the stream moves both
+//  - Each end has both rings and all words of its own in its own memory; a byte_ring view works on
+//  each. What a peer
+//    says (a completion's length, a credit, a word of the line) is checked and then stored in a
+//    word that only we write.
+//  - Data: RDMA WRITE at the same offset of the peer's ring, with the length as immediate value.
+//  The receiver trusts the
+//    completion, never the bytes. First messages go at once; while kEager are in flight, small ones
+//    gather and leave with the next completion.
+//  - Credits: an empty write whose immediate value is the bytes consumed since the last one; at
+//  half a ring.
+//  - tx_end() and tx_recall() are questions: they return kOpen, and the answer (END_OK or FROZEN,
+//  never both) turns the
+//    direction later. Until then the direction takes no bytes. END_OK means that every byte is in
+//    the peer's memory.
+//  - Failure of the queue pair loses bytes in flight, never words: path_failure() says so, and the
+//  stream moves both
 //    directions back to TCP by the words.
 //
 // Invariants.
 //  1. credit <= consumed at the peer <= written <= posted_ <= tail <= credit + capacity.
-//  2. A completion that tells of bytes beyond the room that we gave (head + capacity) fails the direction.
+//  2. A completion that tells of bytes beyond the room that we gave (head + capacity) fails the
+//  direction.
 //  3. Small bytes gather only while a signalled write is in flight: its completion posts them.
-//  4. FROZEN and END_OK are said at most once, and only one of them: both are decided in the local head word.
+//  4. FROZEN and END_OK are said at most once, and only one of them: both are decided in the local
+//  head word.
 //
-// Locks: post_mutex_ guards the send queue; a leaf, taken under a stream's lock or under the device's queue lock.
+// Locks: post_mutex_ guards the send queue; a leaf, taken under a stream's lock or under the
+// device's queue lock.
 #pragma once
 
 #include <atomic>
@@ -43,8 +54,8 @@ struct RemoteRing {
 
 class VerbsChannel final : public Channel {
  public:
-  VerbsChannel(std::shared_ptr<Device> device, QueuePair pair, const RemoteRing& remote, uint64_t nonce,
-               std::shared_ptr<WordLine> line, os::OwnedFd doorbell) noexcept;
+  VerbsChannel(std::shared_ptr<Device> device, QueuePair pair, const RemoteRing& remote,
+               uint64_t nonce, std::shared_ptr<WordLine> line, os::OwnedFd doorbell) noexcept;
   ~VerbsChannel() override;
 
   // --- what the keeper tells; keeper thread unless stated ---
@@ -54,7 +65,8 @@ class VerbsChannel final : public Channel {
   void on_word(wire::Word word, uint64_t value) noexcept;
   /// No word comes any more.
   void line_down() noexcept;
-  /// The queue pair is of no use any more. `reason`: a literal. Any thread; the first reason counts.
+  /// The queue pair is of no use any more. `reason`: a literal. Any thread; the first reason
+  /// counts.
   void fail_path(const char* reason) noexcept;
   uint64_t nonce() const noexcept { return nonce_; }
   const QueuePair& pair() const noexcept { return pair_; }
@@ -78,7 +90,8 @@ class VerbsChannel final : public Channel {
   bool tx_failed() const noexcept override;
 
   size_t rx_available() noexcept override;
-  size_t rx_read(const iovec* iov, size_t n, size_t skip, size_t limit, bool peek) noexcept override;
+  size_t rx_read(const iovec* iov, size_t n, size_t skip, size_t limit,
+                 bool peek) noexcept override;
   size_t rx_take(void* to, size_t n) noexcept override;
   size_t rx_discard(size_t n) noexcept override;
   uint64_t rx_head() noexcept override { return reader_.head(); }
@@ -137,8 +150,8 @@ class VerbsChannel final : public Channel {
   const std::shared_ptr<WordLine> line_;
   const os::OwnedFd doorbell_;  // eventfd
 
-  // The words of each direction, all in our memory: tx_.head is what the peer told of its consuming, rx_.tail what
-  // arrived. Bells and sleep words are for threads of this process.
+  // The words of each direction, all in our memory: tx_.head is what the peer told of its
+  // consuming, rx_.tail what arrived. Bells and sleep words are for threads of this process.
   wire::DirectionWords tx_{};
   wire::DirectionWords rx_{};
   alignas(64) ring::RingWriter writer_;
@@ -148,30 +161,33 @@ class VerbsChannel final : public Channel {
   uint64_t credited_ = 0;  // rx lock
   bool let_go_ = false;    // tx and rx locks
 
-  std::atomic<bool> turned_{false};         // an answer, or the end of all answers, has come
-  std::atomic<bool> tx_lied_{false};        // the peer said something impossible of our direction
-  std::atomic<bool> rx_lied_{false};        // ... of its own
+  std::atomic<bool> turned_{false};   // an answer, or the end of all answers, has come
+  std::atomic<bool> tx_lied_{false};  // the peer said something impossible of our direction
+  std::atomic<bool> rx_lied_{false};  // ... of its own
   std::atomic<bool> frozen_said_{false};
   std::atomic<bool> end_ok_said_{false};
-  std::atomic<bool> asked_back_{false};     // RECALL has come
-  std::atomic<bool> end_known_{false};      // END has come, at end_at_
+  std::atomic<bool> asked_back_{false};  // RECALL has come
+  std::atomic<bool> end_known_{false};   // END has come, at end_at_
   std::atomic<uint64_t> end_at_{0};
-  std::atomic<bool> gone_{false};           // BYE, or the line is down
+  std::atomic<bool> gone_{false};  // BYE, or the line is down
   std::atomic<const char*> failure_{nullptr};
 
   alignas(64) Mutex post_mutex_;
-  std::atomic<uint64_t> posted_{0};        // bytes of the ring that were posted; written under post_mutex_
-  std::atomic<uint64_t> delivered_{0};     // bytes whose write has completed; written under post_mutex_
-  std::atomic<uint64_t> credit_wanted_{0}; // consumed bytes that the peer shall hear of
+  std::atomic<uint64_t> posted_{
+      0};  // bytes of the ring that were posted; written under post_mutex_
+  std::atomic<uint64_t> delivered_{
+      0};  // bytes whose write has completed; written under post_mutex_
+  std::atomic<uint64_t> credit_wanted_{0};  // consumed bytes that the peer shall hear of
   uint64_t credit_sent_ RSOCK_GUARDED_BY(post_mutex_) = 0;
-  uint32_t used_ RSOCK_GUARDED_BY(post_mutex_) = 0;             // slots of the send queue
-  uint32_t unsignalled_ RSOCK_GUARDED_BY(post_mutex_) = 0;      // slots since the last signalled entry
+  uint32_t used_ RSOCK_GUARDED_BY(post_mutex_) = 0;         // slots of the send queue
+  uint32_t unsignalled_ RSOCK_GUARDED_BY(post_mutex_) = 0;  // slots since the last signalled entry
   uint32_t signals_in_flight_ RSOCK_GUARDED_BY(post_mutex_) = 0;
   uint32_t longest_write_ RSOCK_GUARDED_BY(post_mutex_) = 128 * 1024;
   bool connected_ RSOCK_GUARDED_BY(post_mutex_) = false;
 };
 
-/// Null: no descriptor for the doorbell (the pair is retired). The device knows the channel from here on.
+/// Null: no descriptor for the doorbell (the pair is retired). The device knows the channel from
+/// here on.
 std::shared_ptr<VerbsChannel> make_verbs_channel(std::shared_ptr<Device> device, QueuePair&& pair,
                                                  const RemoteRing& remote, uint64_t nonce,
                                                  std::shared_ptr<WordLine> line) noexcept;
