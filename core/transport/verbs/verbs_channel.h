@@ -52,6 +52,12 @@ struct RemoteRing {
   uint32_t size = 0;
 };
 
+/// The immediate value: this bit says credit, the rest is a count of bytes (a ring is at most 64
+/// MiB).
+inline constexpr uint32_t kCreditBit = uint32_t{1} << 31;
+/// A write no longer than this: the receiver copies out while the next one is on its way.
+inline constexpr uint64_t kLongestWrite = 128 * 1024;
+
 class VerbsChannel final : public Channel {
  public:
   VerbsChannel(std::shared_ptr<Device> device, QueuePair pair, const RemoteRing& remote,

@@ -1,0 +1,166 @@
+// The engine of a device: completions become words of channels, and its own events their end.
+
+#include <arpa/inet.h>
+
+#include <algorithm>
+
+#include "core/base/inside.h"
+#include "core/base/log.h"
+#include "core/transport/verbs/cancel_off.h"
+#include "core/transport/verbs/device.h"
+#include "core/transport/verbs/rdma_library.h"
+#include "core/transport/verbs/verbs_channel.h"
+
+namespace rsock::transport::verbs {
+namespace {
+
+// Between two looks of the keeper while others poll; whoever stops polling arms, so it may be long.
+constexpr uint64_t kFirstNapNs = 500'000;
+constexpr uint64_t kLongestNapNs = 8'000'000;
+constexpr int kBatch = 32;
+
+}  // namespace
+
+void Device::dispatch_locked(const ibv_wc& wc) noexcept {
+  VerbsChannel* const channel = find_locked(wc.qp_num);
+  // Of a failed entry only status, number and queue pair are valid (ibv_poll_cq(3)); an arrival
+  // that failed shows as the failure of the queue pair, on what we send or by a device event.
+  if (wc.status != IBV_WC_SUCCESS) {
+    // A send's number is never so small (post_locked()). An entry of the receive queue that was
+    // taken in vain goes back: else each failure would leave fewer, and at last none.
+    if (wc.wr_id < receives_count_) (void)post_receive_locked(wc.wr_id);
+    if (channel != nullptr) channel->on_sent(wc);
+    return;
+  }
+  if ((wc.opcode & IBV_WC_RECV) == 0) {
+    if (channel != nullptr) channel->on_sent(wc);
+    return;
+  }
+  uint32_t immediate = 0;
+  if ((wc.wc_flags & IBV_WC_WITH_IMM) != 0) {
+    immediate = ntohl(wc.imm_data);
+  } else if (wc.byte_len == sizeof(uint32_t) && wc.wr_id < receives_count_) {
+    immediate = static_cast<uint32_t>(receives_[wc.wr_id]);
+  }
+  if (wc.wr_id < receives_count_) (void)post_receive_locked(wc.wr_id);
+  if (channel != nullptr) channel->on_arrival(immediate);
+}
+
+bool Device::poll_locked() noexcept {
+  ibv_wc found[kBatch];
+  const int n = ibv_poll_cq(cq_, kBatch, found);
+  for (int i = 0; i < n; ++i) dispatch_locked(found[i]);
+  return n > 0;
+}
+
+bool Device::progress() noexcept RSOCK_NO_TSA {
+  if (!queue_mutex_.try_lock()) {
+    // Who is at it may have looked just before what we look for came, and we are about to sleep.
+    // seq_cst, here and below: either it finds the word after it let go, or we find it gone.
+    look_again_.store(true, std::memory_order_seq_cst);
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    if (!queue_mutex_.try_lock()) return false;
+  }
+  bool found = false;
+  do {
+    if (look_again_.load(std::memory_order_relaxed))
+      look_again_.store(false, std::memory_order_seq_cst);
+    found = poll_locked() || found;
+    queue_mutex_.unlock();
+  } while (look_again_.load(std::memory_order_seq_cst) && queue_mutex_.try_lock());
+  if (found) found_by_others_.fetch_add(1, std::memory_order_relaxed);
+  return found;
+}
+
+void Device::arm(Armed wanted) noexcept {
+  // seq_cst: whoever finds it armed relies on the keeper's poll after the event; whoever does not,
+  // on its own call.
+  Armed now = armed_.load(std::memory_order_seq_cst);
+  do {
+    if (now >= wanted) return;
+  } while (!armed_.compare_exchange_weak(now, wanted, std::memory_order_seq_cst));
+  const CancelOff guard;
+  // The wider of two requests holds, in whatever order they come (ibv_req_notify_cq(3)).
+  (void)ibv_req_notify_cq(cq_, wanted == Armed::kArrivals ? 1 : 0);
+}
+
+uint64_t Device::on_event() noexcept {
+  const RdmaLibrary& lib = *RdmaLibrary::get();
+  const InsideLibrary guard;
+  unsigned events = 0;
+  ibv_cq* cq = nullptr;
+  void* context = nullptr;
+  while (events < 64 && lib.ibv_get_cq_event(events_, &cq, &context) == 0) ++events;
+  if (events != 0) {
+    lib.ibv_ack_cq_events(cq_, events);
+    armed_.store(Armed::kNo, std::memory_order_seq_cst);
+  }
+  const auto poll = [this] {
+    MutexLock lock(queue_mutex_);
+    bool any = false;
+    for (int i = 0; i < 64 && poll_locked(); ++i) any = true;
+    return any;
+  };
+  (void)poll();
+  // Others poll: as long as they do nobody needs events, and who goes to sleep among them arms.
+  const uint64_t others = found_by_others_.load(std::memory_order_relaxed);
+  if (others != found_seen_) {
+    found_seen_ = others;
+    nap_ns_ = std::clamp(2 * nap_ns_, kFirstNapNs, kLongestNapNs);
+    return nap_ns_;
+  }
+  nap_ns_ = 0;
+  need_events();
+  return poll() ? kFirstNapNs : 0;
+}
+
+void Device::on_async_event() noexcept {
+  const RdmaLibrary& lib = *RdmaLibrary::get();
+  const InsideLibrary guard;
+  ibv_async_event event{};
+  while (lib.ibv_get_async_event(context_, &event) == 0) {
+    const ibv_event_type type = event.event_type;
+    const char* reason = nullptr;
+    uint32_t one = 0;
+    switch (type) {
+      case IBV_EVENT_DEVICE_FATAL:
+        reason = "the RDMA device was removed";
+        removed_.store(true, std::memory_order_release);
+        break;
+      case IBV_EVENT_QP_FATAL:
+      case IBV_EVENT_QP_ACCESS_ERR:
+      case IBV_EVENT_QP_REQ_ERR:
+        reason = "the queue pair failed";
+        one = event.element.qp->qp_num;
+        break;
+      case IBV_EVENT_CQ_ERR:
+      case IBV_EVENT_SRQ_ERR:
+        reason = "the completion queue failed";
+        removed_.store(true, std::memory_order_release);
+        break;
+      case IBV_EVENT_PORT_ERR:
+        reason = "the RDMA port is down";
+        break;
+      default:
+        break;
+    }
+    lib.ibv_ack_async_event(&event);
+    if (reason != nullptr) fail_channels(reason, one);
+    if (type == IBV_EVENT_DEVICE_FATAL) break;  // every further read says the same
+  }
+}
+
+void Device::fail_channels(const char* reason, uint32_t only) noexcept {
+  RSOCK_LOG(kInfo, "%s: %s", context_->device->name, reason);
+  MutexLock lock(queue_mutex_);
+  for (const Entry& e : channels_) {
+    if (only == 0 || e.qp_number == only) e.channel->fail_path(reason);
+  }
+}
+
+void Device::on_removal() noexcept {
+  if (!removed_.exchange(true, std::memory_order_acq_rel))
+    fail_channels("the RDMA device was removed", 0);
+}
+
+}  // namespace rsock::transport::verbs
