@@ -8,6 +8,7 @@
 #include "core/base/check.h"
 #include "core/base/mutex.h"
 #include "core/os/os.h"
+#include "core/transport/bell.h"
 #include "core/os/owned_fd.h"
 #include "core/ring/byte_ring.h"
 
@@ -40,12 +41,6 @@ struct Direction {
   Half receiver;
   std::atomic<uint32_t> rx_sleep{0}, rx_bell{0}, tx_sleep{0}, tx_bell{0};
 };
-
-void strike(std::atomic<uint32_t>& bell) noexcept {
-  // release pairs with the acquire in rx_bell() and tx_bell().
-  bell.fetch_add(1, memory_order_release);
-  os::futex_wake(&bell, INT_MAX);
-}
 
 Turn turn_of(const Half& half) noexcept {
   // acquire pairs with whoever sealed the head: the tail of an end is visible with it.
@@ -356,12 +351,6 @@ class FakeChannel final : public Channel {
   void let_go() noexcept override { (void)os::shutdown(doorbell_.get(), SHUT_RDWR); }
 
  private:
-  static Result<void> sleep_on(const std::atomic<uint32_t>& bell, uint32_t seen,
-                               const timespec* timeout) noexcept {
-    Result<void> r = os::futex_wait(&bell, seen, timeout);
-    if (!r && r.error() == EAGAIN) return {};
-    return r;
-  }
   Turn seal(uint64_t bit) noexcept {
     if (over_.kind == TurnKind::kOpen) over_ = link_->seal(side_, writer_, bit);
     return over_;

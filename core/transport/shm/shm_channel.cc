@@ -6,6 +6,7 @@
 
 #include "core/base/clock.h"
 #include "core/os/os.h"
+#include "core/transport/bell.h"
 
 namespace rsock::transport {
 namespace {
@@ -20,21 +21,6 @@ static_assert(ring::kSealFrozen == wire::kHeadSealed && ring::kSealEnded == wire
 
 // MADV_POPULATE_WRITE, since Linux 5.14; older headers lack it.
 constexpr long kMadvPopulateWrite = 23;
-
-/// Bumps a bell and wakes who sleeps on it.
-void strike(std::atomic<uint32_t>& bell) noexcept {
-  // release pairs with the acquire in rx_bell()/tx_bell(); the kernel compares the word under its
-  // own lock, so a sleeper that read the old value either sleeps before the wake or gets EAGAIN.
-  bell.fetch_add(1, memory_order_release);
-  os::futex_wake(&bell, INT_MAX);
-}
-
-Result<void> sleep_on(const std::atomic<uint32_t>& bell, uint32_t seen,
-                      const timespec* timeout) noexcept {
-  Result<void> r = os::futex_wait(&bell, seen, timeout);
-  if (!r && r.error() == EAGAIN) return {};  // it has rung already
-  return r;
-}
 
 /// What a head word says. Frozen wins: see invariant 5 in byte_ring.h.
 Turn turn_of(uint64_t head, uint64_t tail) noexcept {

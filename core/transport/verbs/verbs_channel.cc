@@ -8,6 +8,7 @@
 #include "core/base/inside.h"
 #include "core/base/log.h"
 #include "core/os/os.h"
+#include "core/transport/bell.h"
 #include "core/transport/verbs/cancel_off.h"
 #include "core/transport/verbs/rdma_library.h"
 
@@ -19,19 +20,6 @@ using std::memory_order_relaxed;
 using std::memory_order_release;
 using std::memory_order_seq_cst;
 using wire::Word;
-
-void strike(std::atomic<uint32_t>& bell) noexcept {
-  // release pairs with the acquire in rx_bell()/tx_bell().
-  bell.fetch_add(1, memory_order_release);
-  os::futex_wake(&bell, INT_MAX);
-}
-
-Result<void> sleep_on(const std::atomic<uint32_t>& bell, uint32_t seen,
-                      const timespec* timeout) noexcept {
-  Result<void> r = os::futex_wait(&bell, seen, timeout);
-  if (!r && r.error() == EAGAIN) return {};  // it has rung already
-  return r;
-}
 
 }  // namespace
 
