@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "core/base/clock.h"
 #include "core/base/inside.h"
 #include "core/base/log.h"
 #include "core/transport/verbs/cancel_off.h"
@@ -16,7 +17,11 @@ namespace {
 
 // Between two looks of the keeper while others poll; whoever stops polling arms, so it may be long.
 constexpr uint64_t kFirstNapNs = 500'000;
-constexpr uint64_t kLongestNapNs = 8'000'000;
+constexpr uint64_t kLongestNapNs = 2'000'000;
+// While there is traffic the keeper looks so often, beside the arrivals that wake it: for writes of
+// ours that failed, which are no arrivals. Without any for so long it sleeps for good.
+constexpr uint64_t kWatchNs = 20'000'000;
+constexpr uint64_t kQuietNs = 1'000'000'000;
 constexpr int kBatch = 32;
 
 }  // namespace
@@ -101,17 +106,35 @@ uint64_t Device::on_event() noexcept {
     for (int i = 0; i < 64 && poll_locked(); ++i) any = true;
     return any;
   };
-  (void)poll();
+  const uint64_t now = monotonic_ns();
+  bool active = poll();
   // Others poll: as long as they do nobody needs events, and who goes to sleep among them arms.
   const uint64_t others = found_by_others_.load(std::memory_order_relaxed);
   if (others != found_seen_) {
     found_seen_ = others;
+    active_ns_ = now;
+    watching_.store(true, std::memory_order_seq_cst);
     nap_ns_ = std::clamp(2 * nap_ns_, kFirstNapNs, kLongestNapNs);
     return nap_ns_;
   }
   nap_ns_ = 0;
-  need_events();
-  return poll() ? kFirstNapNs : 0;
+  active = active || in_flight();
+  if (active) active_ns_ = now;
+  if (now - active_ns_ < kQuietNs) {
+    watching_.store(true, std::memory_order_seq_cst);
+    arm(Armed::kArrivals);
+    return poll() ? kFirstNapNs : kWatchNs;
+  }
+  // Whoever finds it false arms for all completions, also for those of its own writes.
+  watching_.store(false, std::memory_order_seq_cst);
+  arm(Armed::kAll);
+  return poll() || in_flight() ? kFirstNapNs : 0;
+}
+
+bool Device::in_flight() noexcept {
+  MutexLock lock(queue_mutex_);
+  return std::any_of(channels_.begin(), channels_.end(),
+                     [](const Entry& e) { return e.channel->in_flight(); });
 }
 
 void Device::on_async_event() noexcept {

@@ -17,10 +17,11 @@
 //
 // Sleeping. `armed_` set: the next completion of that kind wakes the keeper's descriptor (or has,
 // and the keeper will poll). Whoever goes to sleep, or leaves bytes behind that a completion must
-// push out, arms and polls once more. The keeper, woken, clears it and polls; while others poll too
-// it only looks again after a nap: a busy process makes no system calls for this. It arms when it
-// finds quiet. Arrivals are sent as solicited events, so who waits for bytes is not woken for each
-// write of ours that completes.
+// push out, arms and polls once more. The keeper, woken, clears it and polls. While others poll too
+// it only looks again after a nap: a busy process makes no system calls for this. While there is
+// traffic it arms for arrivals (they are sent as solicited events), so that it is not woken for each
+// write of ours that completes, and looks every 20 ms for writes that failed. After a second of
+// quiet it arms for everything and sleeps.
 //
 // Ownership: made by open(), kept for the life of the process or until the device is removed and
 // the last channel gone (shared_ptr). Thread safety: any thread, unless stated. Lock order: queue
@@ -113,7 +114,10 @@ class Device : public std::enable_shared_from_this<Device> {
   /// The caller goes away or to sleep: the next completion wakes the keeper.
   void need_events() noexcept { arm(Armed::kAll); }
   /// The same for who waits for bytes only: what the peer sends, and nothing that we sent.
-  void need_arrivals() noexcept { arm(Armed::kArrivals); }
+  void need_arrivals() noexcept {
+    // seq_cst: see on_event(). A keeper that watches comes by for failures by itself.
+    arm(watching_.load(std::memory_order_seq_cst) ? Armed::kArrivals : Armed::kAll);
+  }
   /// The completion channel: the keeper's epoll has it. Readable: call on_event().
   int event_fd() const noexcept { return events_->fd; }
   /// Keeper only. Returns in how many ns it wants to be called again; 0: when event_fd() says so.
@@ -189,7 +193,10 @@ class Device : public std::enable_shared_from_this<Device> {
   enum class Armed : int { kNo, kArrivals, kAll };
   void arm(Armed wanted) noexcept;
   std::atomic<Armed> armed_{Armed::kNo};
+  bool in_flight() noexcept;
+  std::atomic<bool> watching_{false};    // the keeper looks every 20 ms
   uint64_t nap_ns_ = 0;                  // keeper only
+  uint64_t active_ns_ = 0;               // keeper only: when there was traffic last
   std::atomic<bool> look_again_{false};  // somebody came while another one polled
   std::atomic<bool> removed_{false};
   std::atomic<uint64_t> found_by_others_{0};

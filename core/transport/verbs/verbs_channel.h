@@ -75,6 +75,11 @@ class VerbsChannel final : public Channel {
   /// counts.
   void fail_path(const char* reason) noexcept;
   uint64_t nonce() const noexcept { return nonce_; }
+  /// Something was posted that has not completed. Any thread.
+  bool in_flight() const noexcept {
+    return posted_.load(std::memory_order_relaxed) != delivered_.load(std::memory_order_relaxed) &&
+           failure_.load(std::memory_order_relaxed) == nullptr;
+  }
   const QueuePair& pair() const noexcept { return pair_; }
 
   // --- what the device tells; its queue lock is held ---
