@@ -126,7 +126,8 @@ uint64_t run_strict_timers(uint64_t now) noexcept {
       next = std::min(next, st.at);
       return false;
     }
-    if (s.ever_lifted == 0 && !s.has_channel.load(std::memory_order_acquire)) {
+    // A stream that only received on its channel, and has let go of it, was lifted as well.
+    if (!s.ever_attached && !s.has_channel.load(std::memory_order_acquire)) {
       const Reason reason = s.not_lifted.load(std::memory_order_relaxed);
       RSOCK_LOG(kError, "RSOCK_STRICT: fd %d is not lifted: %s",
                 s.fd.load(std::memory_order_relaxed),

@@ -73,7 +73,7 @@ void reset(Stream& s, int fd, bool nonblocking) noexcept {
   s.snd_timeout_ns.store(0, std::memory_order_relaxed);
   s.calls.store(0, std::memory_order_relaxed);
   s.not_lifted.store(nullptr, std::memory_order_relaxed);
-  s.strict_deadline_ns = 0;
+  s.ever_attached = false;
   s.attempts = 0;
   s.channel_nonce = 0;
   s.ever_lifted = 0;

@@ -129,7 +129,7 @@ class Stream : public boost::intrusive::list_base_hook<
   std::atomic<bool> pinned{false};          // TCP for good
   std::atomic<Reason> not_lifted{nullptr};  // the last reason
   std::atomic<bool> strict_failed{false};   // RSOCK_STRICT: next call fails
-  uint64_t strict_deadline_ns = 0;          // keeper only
+  bool ever_attached = false;               // keeper only: a channel was agreed on
   uint32_t attempts = 0;                    // keeper only
   uint64_t channel_nonce = 0;               // keeper only; 0: none
   wire::SocketName peer_kick;               // where the peer's keeper listens

@@ -122,6 +122,7 @@ bool attach(Stream& s, uint32_t generation, uint64_t cookie, std::shared_ptr<Cha
     read_options(s, fd);
     s.channel = std::move(channel);
     s.channel_nonce = nonce;
+    s.ever_attached = true;
     s.peer_kick = peer_kick;
     s.tx.ring_done = s.rx.ring_done = false;
     s.path_failed = false;
