@@ -22,7 +22,9 @@ namespace {
 constexpr int kResolveMs = 2'000;
 constexpr int kBacklog = 128;
 constexpr uint8_t kForever = 7;  // RNR retries: a receiver that is slow is no error
-constexpr uint8_t kRetries = 7;  // of a packet, each after the acknowledge timeout
+// Of a packet, each after the acknowledge timeout. Not 7: rxe takes that for ever (rxe_comp.c,
+// COMPST_ERROR_RETRY), and a dead link would never be noticed.
+constexpr uint8_t kRetries = 6;
 constexpr uint8_t kAckTimeout =
     16;  // 4.096 us << 16: 0.27 s; a lost path is known within some two seconds
 constexpr uint8_t kReads = 1;  // RDMA READs in flight: none is needed, some devices refuse 0
