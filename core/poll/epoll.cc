@@ -60,6 +60,22 @@ int translate(Instance& in, epoll_event* events, int n, int max, bool collect) n
   return kept;
 }
 
+/// The kernel's answer stands behind ours in one call. A stream that was set down in between is in
+/// both: the program would close it at the first and meet it again. Returns the count of both.
+int merge(epoll_event* events, int ours, int kernels) noexcept {
+  int n = ours;
+  for (int i = ours; i < ours + kernels; ++i) {
+    int same = 0;
+    while (same < ours && events[same].data.u64 != events[i].data.u64) ++same;
+    if (same < ours) {
+      events[same].events |= events[i].events;
+    } else {
+      events[n++] = events[i];
+    }
+  }
+  return n;
+}
+
 /// Spins while recent waits ended soon: looks at the rings of a handful of streams without a system
 /// call.
 bool spin(Instance& in) noexcept {
@@ -140,7 +156,7 @@ long wait_managed(Instance& in, int epfd, epoll_event* events, int max, const De
         os::epoll_pwait2(epfd, events + n, max - n, wait, n == 0 ? sigmask : nullptr, kSigsetBytes);
     asleep.end();
     if (!got) return n != 0 ? n : -value(got.error());
-    n += translate(in, events + n, *got, max - n, n == 0);
+    n = merge(events, n, translate(in, events + n, *got, max - n, n == 0));
     if (n != 0 || immediate) return n;
     if (*got == 0 && deadline.passed()) return 0;
   }

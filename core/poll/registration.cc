@@ -46,10 +46,15 @@ void Item::on_path_changed(stream::Stream& s) noexcept {
   if (!channel && managed) in.unmanage_locked(*this);
 }
 
-void Item::on_closed(stream::Stream&) noexcept {
+void Item::on_closed(stream::Stream& s) noexcept {
   Instance& in = *instance;
   MutexLock lock(in.mutex);
-  in.forget_locked(*this, true);
+  // The keeper goes on with a copy of the descriptor, so the file lives on, and so would what the
+  // kernel has of it here: the program would hear of a number that it has closed.
+  const bool adopted = s.adopted.load(std::memory_order_acquire);
+  const int number = fd;
+  in.forget_locked(*this, !adopted);
+  if (adopted) (void)os::epoll_ctl(in.epfd, EPOLL_CTL_DEL, number, nullptr);
 }
 
 void Instance::forget_locked(Item& item, bool registered) noexcept {
