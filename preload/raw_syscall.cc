@@ -8,6 +8,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "core/base/cancel_off.h"
 #include "core/base/clock.h"
 #include "core/base/raw_syscall.h"
 #include "core/poll/readiness_ops.h"
@@ -150,18 +151,6 @@ long vector_transfer(long number, const long* w) {
                static_cast<int>(w[5]));
 }
 
-/// libc's syscall() is no cancellation point, whatever it is asked for; the entries may be.
-class CancelOff {
- public:
-  CancelOff() noexcept { pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before_); }
-  ~CancelOff() { pthread_setcancelstate(before_, nullptr); }
-  CancelOff(const CancelOff&) = delete;
-  CancelOff& operator=(const CancelOff&) = delete;
-
- private:
-  int before_;
-};
-
 /// The call through our entry. False: none of ours.
 bool serve(long number, const long* w, long& result) {
   switch (number) {
@@ -188,6 +177,7 @@ bool serve(long number, const long* w, long& result) {
 /// A function of its own, so that the usual call needs no stack.
 [[gnu::noinline]] long served(long number, long a, long b, long c, long d, long e,
                               long f) noexcept {
+  // libc's syscall() is no cancellation point, whatever it is asked for; the entries may be.
   const CancelOff guard;
   const long w[6] = {a, b, c, d, e, f};
   long result;

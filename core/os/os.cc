@@ -134,6 +134,11 @@ Result<uint64_t> getsockopt_u64(int fd, int name) noexcept {
   return v;
 }
 
+uint64_t netns_cookie(int fd) noexcept {
+  constexpr int kNetnsCookie = 71;  // SO_NETNS_COOKIE, since Linux 5.14; older headers lack it
+  return getsockopt_u64(fd, kNetnsCookie).value_or(0);
+}
+
 short poll_now(int fd, short events) noexcept {
   pollfd p{fd, events, 0};
   timespec now{0, 0};

@@ -57,6 +57,9 @@ Result<int> getsockopt_int(int fd, int level, int name) noexcept;
 /// A 64-bit one of SOL_SOCKET: cookies.
 Result<uint64_t> getsockopt_u64(int fd, int name) noexcept;
 
+/// SO_NETNS_COOKIE of a socket; 0 where the kernel has none.
+uint64_t netns_cookie(int fd) noexcept;
+
 /// poll(2)'s events of one descriptor that hold now; 0 also on an error.
 short poll_now(int fd, short events) noexcept;
 /// sigmask may be null. timeout null: for ever. The kernel updates *timeout.

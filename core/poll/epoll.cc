@@ -65,8 +65,7 @@ int translate(Instance& in, epoll_event* events, int n, int max, bool collect) n
 int merge(epoll_event* events, int ours, int kernels) noexcept {
   int n = ours;
   for (int i = ours; i < ours + kernels; ++i) {
-    int same = 0;
-    while (same < ours && events[same].data.u64 != events[i].data.u64) ++same;
+    const int same = find_data(events, ours, events[i].data.u64);
     if (same < ours) {
       events[same].events |= events[i].events;
     } else {

@@ -131,10 +131,7 @@ bool Instance::rests_after_edge_locked(Item& item) noexcept {
 /// stream may be among it. A program that closes it at its first event must not meet it again in
 /// the same answer; the next call looks.
 static bool is_among(const Item& item, const epoll_event* events, int have) noexcept {
-  for (int i = 0; i < have; ++i) {
-    if (events[i].data.u64 == item.user.data.u64) return true;
-  }
-  return false;
+  return find_data(events, have, item.user.data.u64) < have;
 }
 
 int Instance::collect_locked(epoll_event* events, int have, int max) noexcept {

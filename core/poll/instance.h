@@ -106,6 +106,13 @@ struct EventData {
   static uint64_t kick() noexcept;
 };
 
+/// The first of events[0, n) with this data of the program's; n if there is none.
+inline int find_data(const epoll_event* events, int n, uint64_t data) noexcept {
+  int i = 0;
+  while (i < n && events[i].data.u64 != data) ++i;
+  return i;
+}
+
 class Instance {
  public:
   Mutex mutex;

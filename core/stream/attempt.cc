@@ -15,10 +15,6 @@
 #include "core/stream/holders.h"
 #include "core/stream/keeper_loop.h"
 
-#ifndef SO_NETNS_COOKIE
-#define SO_NETNS_COOKIE 71
-#endif
-
 namespace rsock::stream {
 namespace {
 
@@ -133,13 +129,25 @@ Reason examine(Seeker& a) noexcept {
     a.may_pass = facts.error() == EMFILE || facts.error() == ENFILE || facts.error() == ENOMEM;
     return "sock_diag refused";
   }
-  a.name = wire::rendezvous_name(*tuple, os::getsockopt_u64(fd, SO_NETNS_COOKIE).value_or(0));
+  a.name = wire::rendezvous_name(*tuple, os::netns_cookie(fd));
   if (os::getsockopt_u64(fd, SO_COOKIE).value_or(0) != a.own_cookie)
     return "not connected";  // closed meanwhile
   return nullptr;
 }
 
 // --- its connection ---
+
+Result<os::OwnedFd> unix_socket() noexcept {
+  return os::make_internal(
+      [] { return os::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0); });
+}
+
+Result<void> listen_on(const os::OwnedFd& fd, const wire::SocketName& name, int backlog) noexcept {
+  sockaddr_un address;
+  const socklen_t len = wire::to_sockaddr(name, &address);
+  const auto bound = os::bind(fd.get(), reinterpret_cast<sockaddr*>(&address), len);
+  return bound ? os::listen(fd.get(), backlog) : bound;
+}
 
 void watch(Attempt& a, int fd) noexcept {
   (void)keeper_watch(fd, EPOLLIN | EPOLLRDHUP, tagged(&a, KeeperTag::kAttempt));

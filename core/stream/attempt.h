@@ -63,6 +63,10 @@ bool is_peer(uint32_t uid, const PeerFacts& facts) noexcept;
 /// The Unix peer must be root or who owns the other end of the TCP connection (D11). Notes who it
 /// is.
 bool peer_may_speak(Attempt& a) noexcept;
+/// A stream socket for keepers of this host. Errors: as os::make_internal().
+Result<os::OwnedFd> unix_socket() noexcept;
+/// Such a socket listens under an abstract name. EADDRINUSE: somebody has it.
+Result<void> listen_on(const os::OwnedFd& fd, const wire::SocketName& name, int backlog) noexcept;
 /// Events of fd come to this attempt, until keeper_unwatch().
 void watch(Attempt& a, int fd) noexcept;
 void drop_connection(Attempt& a) noexcept;

@@ -79,38 +79,44 @@ bool set_down_and_wait(Stream& s, Reason reason) noexcept {
   return set_down_and_wait(s, reason, Patience::at_most(kHandOverNs)) == HandOver::kDone;
 }
 
+/// f(stream, fd) for every descriptor of a stream with a channel, where this thread may take the
+/// locks: a signal handler may end the process in the middle of a send, and that stream is as it is.
+template <typename F>
+static void for_each_lifted(F f) noexcept {
+  for (int fd = 0; fd <= FdTable::highest() && live_streams() != 0; ++fd) {
+    Stream* s = FdTable::stream(fd);
+    if (s == nullptr || !s->has_channel.load(std::memory_order_acquire)) continue;
+    if (s->tx.mutex.held_by_me() || s->rx.mutex.held_by_me()) continue;
+    f(*s, fd);
+  }
+}
+
 /// A process that ends takes its queue pairs with it: what it has published must be in the peers'
 /// memory before, and its last words on the way. Bytes that have not arrived yet, of all streams.
 static uint64_t end_remote_streams(int* waiting) noexcept {
   uint64_t under_way = 0;
   *waiting = 0;
-  for (int fd = 0; fd <= FdTable::highest() && live_streams() != 0; ++fd) {
-    Stream* s = FdTable::stream(fd);
-    if (s == nullptr || !s->has_channel.load(std::memory_order_acquire)) continue;
-    if (s->tx.mutex.held_by_me() || s->rx.mutex.held_by_me()) continue;
-    MutexLock lock(s->tx.mutex);
-    if (!s->channel || s->channel->decides_alone() || s->tx.state != TxState::kRing) continue;
-    (void)s->channel->tx_end();
-    (void)obey_tx_turn_locked(*s);
-    if (s->tx.state != TxState::kRing || s->tx.lied) continue;
+  for_each_lifted([&](Stream& s, int) {
+    MutexLock lock(s.tx.mutex);
+    if (!s.channel || s.channel->decides_alone() || s.tx.state != TxState::kRing) return;
+    (void)s.channel->tx_end();
+    (void)obey_tx_turn_locked(s);
+    if (s.tx.state != TxState::kRing || s.tx.lied) return;
     ++*waiting;
-    under_way += s->channel->tx_undelivered();
-  }
+    under_way += s.channel->tx_undelivered();
+  });
   return under_way;
 }
 
 /// With bytes unread the kernel, which does not know of them, resets.
 void let_go_of_remote_streams() noexcept {
-  for (int fd = 0; fd <= FdTable::highest() && live_streams() != 0; ++fd) {
-    Stream* s = FdTable::stream(fd);
-    if (s == nullptr || !s->has_channel.load(std::memory_order_acquire)) continue;
-    if (s->tx.mutex.held_by_me() || s->rx.mutex.held_by_me()) continue;
-    MutexLock tx(s->tx.mutex);
-    MutexLock rx(s->rx.mutex);
-    if (!s->channel || s->channel->decides_alone()) continue;
-    if (unread_in_channel_locked(*s)) make_close_reset(fd);
-    s->channel->let_go();
-  }
+  for_each_lifted([](Stream& s, int fd) {
+    MutexLock tx(s.tx.mutex);
+    MutexLock rx(s.rx.mutex);
+    if (!s.channel || s.channel->decides_alone()) return;
+    if (unread_in_channel_locked(s)) make_close_reset(fd);
+    s.channel->let_go();
+  });
 }
 
 void finish_remote_streams(int64_t stuck_ns) noexcept {
@@ -136,16 +142,12 @@ void finish_remote_streams(int64_t stuck_ns) noexcept {
 /// One try for every descriptor. The number of one that still has bytes to send, or -1.
 static int push_replays() noexcept {
   int waiting = -1;
-  for (int fd = 0; fd <= FdTable::highest() && live_streams() != 0; ++fd) {
-    Stream* s = FdTable::stream(fd);
-    if (s == nullptr || !s->has_channel.load(std::memory_order_acquire)) continue;
-    // A signal handler that ends the process in the middle of a send: that stream is as it is.
-    if (s->tx.mutex.held_by_me() || s->rx.mutex.held_by_me()) continue;
-    MutexLock lock(s->tx.mutex);
+  for_each_lifted([&](Stream& s, int fd) {
+    MutexLock lock(s.tx.mutex);
     // The peer may have frozen us this instant, and the keeper not have looked yet.
-    (void)obey_tx_turn_locked(*s);
-    if (s->tx.state == TxState::kReplay && !flush_replay_locked(*s)) waiting = fd;
-  }
+    (void)obey_tx_turn_locked(s);
+    if (s.tx.state == TxState::kReplay && !flush_replay_locked(s)) waiting = fd;
+  });
   return waiting;
 }
 

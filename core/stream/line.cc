@@ -34,8 +34,8 @@ void set_option(int fd, int level, int name, int value) noexcept {
   (void)os::setsockopt(fd, level, name, &value, sizeof(value));
 }
 
-/// A peer that vanished without a word (power, network) is found within a minute, also on a line
-/// that is silent for days.
+/// A peer that vanished without a word (power, network) is found also on a line that is silent for
+/// days.
 void keep_alive(int fd) noexcept {
   set_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
   set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, 20);

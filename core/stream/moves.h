@@ -53,9 +53,6 @@ void finish_rx_locked(Stream& s) noexcept RSOCK_REQUIRES(s.rx.mutex);
 /// Receiver: the direction is over in the ring because of `turn` (or because the peer is gone); the
 /// kernel goes on.
 void leave_ring_locked(Stream& s, TurnKind turn) noexcept RSOCK_REQUIRES(s.rx.mutex);
-/// The peer has let go of the channel (also if we have not noticed yet): what it consumed, sealed
-/// and published is final. A system call.
-bool peer_hung_up(Channel& channel) noexcept;
 /// Moves both directions towards TCP: recalls ours, freezes the peer's. Never blocks; what is owed
 /// afterwards (a replay either way, bytes to drain) goes on by itself. To wait for it: hand_over.h.
 void set_down(Stream& s, Reason reason) noexcept;

@@ -13,10 +13,6 @@
 #include "core/stream/rdma_host.h"
 #include "core/stream/sock_diag.h"
 
-#ifndef SO_NETNS_COOKIE
-#define SO_NETNS_COOKIE 71
-#endif
-
 namespace rsock::stream {
 namespace {
 
@@ -31,11 +27,6 @@ wire::SocketName port_name(uint16_t port) noexcept {
   const int n = snprintf(name.text, sizeof(name.text), "%sp/%u", wire::kNamePrefix, port);
   name.size = static_cast<uint8_t>(n);
   return name;
-}
-
-Result<os::OwnedFd> unix_socket() noexcept {
-  return os::make_internal(
-      [] { return os::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0); });
 }
 
 Result<ucred> owner_of_peer(int fd) noexcept {
@@ -88,11 +79,7 @@ void RdmaPorts::Port::on_event(uint32_t) noexcept {
 
 bool RdmaPorts::announce(Port& p) noexcept {
   auto fd = unix_socket();
-  if (!fd) return false;
-  sockaddr_un address;
-  const socklen_t len = wire::to_sockaddr(port_name(p.port), &address);
-  if (!os::bind(fd->get(), reinterpret_cast<sockaddr*>(&address), len)) return false;
-  if (!os::listen(fd->get(), 16)) return false;
+  if (!fd || !listen_on(*fd, port_name(p.port), 16)) return false;
   p.name = std::move(*fd);
   return keeper_watch(p.name.get(), EPOLLIN,
                       tagged(static_cast<KeeperSource*>(&p), KeeperTag::kSource));
@@ -185,7 +172,7 @@ void RdmaPorts::ask_owner(const wire::Find& find, rdma_cm_id* id) noexcept {
   if (!fd) return send_found(id, find, Verdict::kNotNow);
   const int ours = rdma_host()->lines.listener_fd();  // of this network namespace
   const auto name = wire::rendezvous_name(
-      find.tuple, ours < 0 ? 0 : os::getsockopt_u64(ours, SO_NETNS_COOKIE).value_or(0));
+      find.tuple, ours < 0 ? 0 : os::netns_cookie(ours));
   sockaddr_un address;
   const socklen_t len = wire::to_sockaddr(name, &address);
   if (!os::connect(fd->get(), reinterpret_cast<sockaddr*>(&address), len)) {

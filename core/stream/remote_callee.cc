@@ -20,13 +20,9 @@ namespace {
 
 /// Another process of this host may hold the port at which FIND arrives: it asks here.
 void listen_for_where(RemoteAttempt& a) noexcept {
-  auto owned = os::make_internal(
-      [] { return os::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0); });
+  auto owned = unix_socket();
   if (!owned) return;
-  sockaddr_un address;
-  const socklen_t len = wire::to_sockaddr(a.name, &address);
-  const auto bound = os::bind(owned->get(), reinterpret_cast<sockaddr*>(&address), len);
-  if (!bound || !os::listen(owned->get(), 4)) return count_refusal("rendezvous name taken");
+  if (!listen_on(*owned, a.name, 4)) return count_refusal("rendezvous name taken");
   a.listener = std::move(*owned);
   (void)keeper_watch(a.listener.get(), EPOLLIN,
                      tagged(static_cast<KeeperSource*>(&a), KeeperTag::kSource));

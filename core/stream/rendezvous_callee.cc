@@ -54,14 +54,10 @@ wire::Verdict judge_hello(Attempt& a, const wire::Hello& hello, int memfd) noexc
 }  // namespace
 
 void listen_for_peer(Attempt& a) noexcept {
-  auto owned = os::make_internal(
-      [] { return os::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0); });
+  auto owned = unix_socket();
   if (!owned) return not_now(a, "no descriptor left");
-  sockaddr_un address;
-  const socklen_t len = wire::to_sockaddr(a.name, &address);
-  const auto bound = os::bind(owned->get(), reinterpret_cast<sockaddr*>(&address), len);
-  if (!bound || !os::listen(owned->get(), 4)) {
-    if (!bound && bound.error() == EADDRINUSE) {
+  if (const auto listening = listen_on(*owned, a.name, 4); !listening) {
+    if (listening.error() == EADDRINUSE) {
       count_refusal("rendezvous name taken");
       if (a.tries < 4) return retry_later(a, "the rendezvous name is taken");
     }

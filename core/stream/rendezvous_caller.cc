@@ -54,8 +54,7 @@ void say_hello(Attempt& a) noexcept {
 }  // namespace
 
 void call_peer(Attempt& a) noexcept {
-  auto owned = os::make_internal(
-      [] { return os::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0); });
+  auto owned = unix_socket();
   if (!owned) return not_now(a, "no descriptor left");
   a.connection = std::move(*owned);
   sockaddr_un address;

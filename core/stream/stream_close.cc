@@ -29,7 +29,7 @@ void end_tx_locked(Stream& s) noexcept RSOCK_REQUIRES(s.tx.mutex) {
       // A peer that drained the ring lets go of the channel too. Only once it has, its count is
       // final: a count from before the hang-up would send bytes again that it has read meanwhile.
       const uint64_t unread =
-          s.channel->decides_alone() && s.channel->tx_unread() != 0 && peer_hung_up(*s.channel)
+          s.channel->decides_alone() && s.channel->tx_unread() != 0 && s.channel->peer_let_go()
               ? s.channel->tx_unread()
               : 0;
       if (turn.kind == TurnKind::kFrozen) {

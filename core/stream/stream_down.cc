@@ -143,8 +143,6 @@ bool obey_tx_turn_locked(Stream& s) noexcept {
   return true;
 }
 
-bool peer_hung_up(Channel& channel) noexcept { return channel.peer_let_go(); }
-
 /// Receiver: what the words say for good is done: the kernel goes on where nothing more will come
 /// out of the ring. A peer that died without an end is the readers' to find, as it is judged by
 /// what it left unread; with `also_died` it makes no difference any more.
@@ -173,7 +171,7 @@ static void obey_rx_words_locked(Stream& s, bool also_died) noexcept RSOCK_REQUI
 /// Receiver: the peer shall put on TCP what we have not read. Not if there is nobody who could:
 /// then our readers drain the ring first, as after an end.
 static void freeze_rx_locked(Stream& s) noexcept RSOCK_REQUIRES(s.rx.mutex) {
-  if (!s.rx.ring_done && peer_hung_up(*s.channel)) {
+  if (!s.rx.ring_done && s.channel->peer_let_go()) {
     s.peer_gone.store(true, std::memory_order_release);
   }
   obey_rx_words_locked(s, true);

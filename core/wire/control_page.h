@@ -39,6 +39,13 @@ struct Turn {
   uint64_t at = 0;  // kFrozen: first byte to replay; kEnded: the tail
 };
 
+/// What a head word says of its direction, whose tail is `tail`. Both bits: the seal came first.
+inline Turn turn_of(uint64_t head, uint64_t tail) noexcept {
+  if ((head & kHeadSealed) != 0) return Turn{TurnKind::kFrozen, head & kHeadCount};
+  if ((head & kHeadEnded) != 0) return Turn{TurnKind::kEnded, tail};
+  return Turn{};
+}
+
 /// Bits of rx_sleep and tx_sleep: how the sleeper wants to be woken.
 inline constexpr uint32_t kSleepFutex = 1;     // FUTEX_WAKE the bell beside it
 inline constexpr uint32_t kSleepDoorbell = 2;  // one byte into the doorbell socket

@@ -45,12 +45,8 @@ struct Direction {
 Turn turn_of(const Half& half) noexcept {
   // acquire pairs with whoever sealed the head: the tail of an end is visible with it.
   const uint64_t head = half.head.load(memory_order_acquire);
-  if ((head & ring::kSealFrozen) != 0) return Turn{TurnKind::kFrozen, head & ring::kCountMask};
-  // acquire: as above; the tail is final then.
-  if ((head & ring::kSealEnded) != 0) {
-    return Turn{TurnKind::kEnded, half.tail.load(memory_order_acquire)};
-  }
-  return Turn{};
+  // acquire: as above; if it ended, the tail is final.
+  return wire::turn_of(head, half.tail.load(memory_order_acquire));
 }
 
 class Link final : public FakeLink {

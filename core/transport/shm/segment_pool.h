@@ -2,15 +2,19 @@
 //
 // Purpose: fresh memory costs. The kernel clears each page at its first touch, and both ends take a
 // fault for it: some 3 us for 4 KiB, twice what TCP takes to carry as many bytes. A client that
-// opens one connection after another to the same server pays once. Who: the caller of the
-// rendezvous, which made the memfd. When its channel goes the segment is parked, and it is taken
-// again once the callee has let go too: its end of the doorbell is at its end, and a channel closes
-// that after its last look at the memory. Ownership: parked segments belong to the pool. Few, and
-// for seconds only: tidy_segments(). Thread safety: all from any thread. The lock is a leaf, but
-// park and tidy may unmap under it. Trust: the callee could write into the memory all the time, as
-// into any channel's; it learns nothing, since the next stream is its own as well. Another process,
-// or another user's, never gets a parked segment: partners are compared by pid and uid of the
-// rendezvous socket's owner.
+// opens one connection after another to the same server pays once.
+//
+// Who: the caller of the rendezvous, which made the memfd. When its channel goes the segment is
+// parked, and it is taken again once the callee has let go too: its end of the doorbell is at its
+// end, and a channel closes that after its last look at the memory.
+//
+// Ownership: parked segments belong to the pool. Few, and for seconds only: tidy_segments().
+//
+// Thread safety: all from any thread. The lock is a leaf, but park and tidy may unmap under it.
+//
+// Trust: the callee could write into the memory all the time, as into any channel's; it learns
+// nothing, since the next stream is its own as well. Another process, or another user's, never gets
+// a parked segment: partners are compared by pid and uid of the rendezvous socket's owner.
 #pragma once
 
 #include <sys/types.h>

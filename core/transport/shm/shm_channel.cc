@@ -22,19 +22,12 @@ static_assert(ring::kSealFrozen == wire::kHeadSealed && ring::kSealEnded == wire
 // MADV_POPULATE_WRITE, since Linux 5.14; older headers lack it.
 constexpr long kMadvPopulateWrite = 23;
 
-/// What a head word says. Frozen wins: see invariant 5 in byte_ring.h.
-Turn turn_of(uint64_t head, uint64_t tail) noexcept {
-  if ((head & ring::kSealFrozen) != 0) return Turn{TurnKind::kFrozen, head & ring::kCountMask};
-  if ((head & ring::kSealEnded) != 0) return Turn{TurnKind::kEnded, tail};
-  return Turn{};
-}
-
 Turn look_at_turn(const wire::DirectionWords& words) noexcept {
   // acquire pairs with the seals' release: whoever sees an end sees the tail that it is at, and
   // whoever sees a freeze comes after the reader's last copy out.
   const uint64_t head = words.head.load(memory_order_acquire);
   // Relaxed: ordered by the load before; used only if that one says that the tail is final.
-  return turn_of(head, words.tail.load(std::memory_order_relaxed));
+  return wire::turn_of(head, words.tail.load(std::memory_order_relaxed));
 }
 
 }  // namespace
@@ -194,20 +187,20 @@ Turn ShmChannel::rx_turn() noexcept { return look_at_turn(rx_); }
 Turn ShmChannel::tx_end() noexcept {
   if (over_.kind != TurnKind::kOpen) return over_;
   const uint64_t before = writer_.seal(ring::kSealEnded);
-  over_ = turn_of(before | ring::kSealEnded, writer_.tail());
+  over_ = wire::turn_of(before | ring::kSealEnded, writer_.tail());
   return over_;
 }
 
 Turn ShmChannel::tx_recall() noexcept {
   if (over_.kind != TurnKind::kOpen) return over_;
   const uint64_t before = writer_.seal(ring::kSealFrozen);
-  over_ = turn_of(before | ring::kSealFrozen, writer_.tail());
+  over_ = wire::turn_of(before | ring::kSealFrozen, writer_.tail());
   return over_;
 }
 
 Turn ShmChannel::rx_freeze() noexcept {
   // acquire: as in look_at_turn().
-  const Turn turn = turn_of(reader_.freeze(), rx_.tail.load(memory_order_acquire));
+  const Turn turn = wire::turn_of(reader_.freeze(), rx_.tail.load(memory_order_acquire));
   // For a sender that is busy: it looks at this word after every publish, and at the head seldom.
   // seq_cst: as rx_arm().
   rx_.rx_sleep.fetch_or(wire::kSleepFrozen, memory_order_seq_cst);

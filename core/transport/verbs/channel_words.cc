@@ -15,12 +15,6 @@ using std::memory_order_release;
 using std::memory_order_seq_cst;
 using wire::Word;
 
-Turn turn_of(uint64_t head, uint64_t tail) noexcept {
-  if ((head & ring::kSealFrozen) != 0) return Turn{TurnKind::kFrozen, head & ring::kCountMask};
-  if ((head & ring::kSealEnded) != 0) return Turn{TurnKind::kEnded, tail};
-  return Turn{};
-}
-
 }  // namespace
 
 void VerbsChannel::tx_set_start(uint64_t stream_offset) noexcept {
@@ -39,13 +33,13 @@ bool VerbsChannel::tx_peer_ready() noexcept { return tx_.ready.load(memory_order
 
 Turn VerbsChannel::tx_turn() noexcept {
   // acquire pairs with on_word().
-  return turn_of(tx_.head.load(memory_order_acquire), tx_.tail.load(memory_order_relaxed));
+  return wire::turn_of(tx_.head.load(memory_order_acquire), tx_.tail.load(memory_order_relaxed));
 }
 
 bool VerbsChannel::tx_maybe_turned() noexcept { return turned_.load(memory_order_acquire); }
 
 Turn VerbsChannel::rx_turn() noexcept {
-  return turn_of(rx_.head.load(memory_order_acquire), rx_.tail.load(memory_order_acquire));
+  return wire::turn_of(rx_.head.load(memory_order_acquire), rx_.tail.load(memory_order_acquire));
 }
 
 Turn VerbsChannel::tx_end() noexcept {
@@ -85,7 +79,7 @@ Turn VerbsChannel::tx_recall() noexcept {
 }
 
 Turn VerbsChannel::rx_freeze() noexcept {
-  const Turn turn = turn_of(reader_.freeze(), rx_.tail.load(memory_order_acquire));
+  const Turn turn = wire::turn_of(reader_.freeze(), rx_.tail.load(memory_order_acquire));
   if (turn.kind == TurnKind::kFrozen && !frozen_said_.exchange(true, memory_order_relaxed)) {
     line_->say(nonce_, Word::kFrozen, turn.at);
   }

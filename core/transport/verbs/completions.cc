@@ -4,10 +4,10 @@
 
 #include <algorithm>
 
+#include "core/base/cancel_off.h"
 #include "core/base/clock.h"
 #include "core/base/inside.h"
 #include "core/base/log.h"
-#include "core/transport/verbs/cancel_off.h"
 #include "core/transport/verbs/device.h"
 #include "core/transport/verbs/rdma_library.h"
 #include "core/transport/verbs/verbs_channel.h"
@@ -84,7 +84,7 @@ void Device::arm(Armed wanted) noexcept {
   do {
     if (now >= wanted) return;
   } while (!armed_.compare_exchange_weak(now, wanted, std::memory_order_seq_cst));
-  const CancelOff guard;
+  const CancelOff guard;  // as in post_locked()
   // The wider of two requests holds, in whatever order they come (ibv_req_notify_cq(3)).
   (void)ibv_req_notify_cq(cq_, wanted == Armed::kArrivals ? 1 : 0);
 }

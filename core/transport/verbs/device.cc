@@ -13,7 +13,6 @@
 #include "core/base/log.h"
 #include "core/os/os.h"
 #include "core/os/owned_fd.h"
-#include "core/transport/verbs/cancel_off.h"
 #include "core/transport/verbs/descriptors.h"
 #include "core/transport/verbs/rdma_library.h"
 #include "core/transport/verbs/verbs_channel.h"

@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
+#include "core/base/cancel_off.h"
 #include "core/base/log.h"
-#include "core/transport/verbs/cancel_off.h"
 #include "core/transport/verbs/rdma_library.h"
 #include "core/transport/verbs/verbs_channel.h"
 
@@ -77,6 +77,8 @@ bool VerbsChannel::post_locked(uint64_t offset, uint32_t n, uint32_t immediate,
   last.send_flags |= IBV_SEND_SOLICITED;
   if (signal) last.send_flags |= IBV_SEND_SIGNALED;
   ibv_send_wr* bad = nullptr;
+  // The doorbell of a software device is write(2) (post_send_db() in rdma-core's
+  // providers/rxe/rxe.c). We hold locks, in a function that must not be left.
   const CancelOff guard;
   if (ibv_post_send(pair_.qp, entries, &bad) != 0) {
     fail_path("the queue pair takes no more work");

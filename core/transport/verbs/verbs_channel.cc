@@ -9,7 +9,6 @@
 #include "core/base/log.h"
 #include "core/os/os.h"
 #include "core/transport/bell.h"
-#include "core/transport/verbs/cancel_off.h"
 #include "core/transport/verbs/rdma_library.h"
 
 namespace rsock::transport::verbs {

@@ -1,13 +1,11 @@
-// No pthread_cancel while it lives.
-//
-// The doorbells of software devices are write(2) (post_send_db() in rdma-core's
-// providers/rxe/rxe.c), which libc makes a cancellation point. A program's thread comes there with
-// locks of ours, in functions that must not be left.
+// No pthread_cancel while it lives: around calls that are cancellation points to libc, and must not
+// be one where they stand.
+// Thread safety: for the thread that makes it.
 #pragma once
 
 #include <pthread.h>
 
-namespace rsock::transport::verbs {
+namespace rsock {
 
 class CancelOff {
  public:
@@ -20,4 +18,4 @@ class CancelOff {
   int before_ = PTHREAD_CANCEL_ENABLE;
 };
 
-}  // namespace rsock::transport::verbs
+}  // namespace rsock
