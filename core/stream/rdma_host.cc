@@ -144,7 +144,8 @@ void watch_device(RdmaHost& h, const std::shared_ptr<verbs::Device>& device) noe
     if (w->device == device) return;
   }
   auto w = std::make_unique<WatchedDevice>(device);
-  (void)keeper_watch(device->event_fd(), EPOLLIN,
+  // EXCLUSIVE: only if no thread of the program waits for it (direct_wait.h).
+  (void)keeper_watch(device->event_fd(), EPOLLIN | EPOLLEXCLUSIVE,
                      tagged(static_cast<KeeperSource*>(w.get()), KeeperTag::kSource));
   w->on_event(0);  // arms
   h.devices.push_back(std::move(w));

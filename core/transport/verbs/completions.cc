@@ -17,7 +17,7 @@ namespace {
 
 // Between two looks of the keeper while others poll; whoever stops polling arms, so it may be long.
 constexpr uint64_t kFirstNapNs = 500'000;
-constexpr uint64_t kLongestNapNs = 2'000'000;
+constexpr uint64_t kLongestNapNs = 32'000'000;
 // While there is traffic the keeper looks so often, beside the arrivals that wake it: for writes of
 // ours that failed, which are no arrivals. Without any for so long it sleeps for good.
 constexpr uint64_t kWatchNs = 20'000'000;
@@ -89,31 +89,49 @@ void Device::arm(Armed wanted) noexcept {
   (void)ibv_req_notify_cq(cq_, wanted == Armed::kArrivals ? 1 : 0);
 }
 
-uint64_t Device::on_event() noexcept {
+/// What is there, without end only while it comes faster than it is taken.
+bool Device::poll() noexcept {
+  MutexLock lock(queue_mutex_);
+  bool any = false;
+  for (int i = 0; i < 64 && poll_locked(); ++i) any = true;
+  return any;
+}
+
+bool Device::take_event_and_poll() noexcept {
   const RdmaLibrary& lib = *RdmaLibrary::get();
   const InsideLibrary guard;
-  unsigned events = 0;
-  ibv_cq* cq = nullptr;
-  void* context = nullptr;
-  while (events < 64 && lib.ibv_get_cq_event(events_, &cq, &context) == 0) ++events;
-  if (events != 0) {
-    lib.ibv_ack_cq_events(cq_, events);
-    armed_.store(Armed::kNo, std::memory_order_seq_cst);
-  }
-  const auto poll = [this] {
+  const CancelOff no_cancel;
+  {
+    // The lock, for handlers: one that leaves by siglongjmp must not leave libibverbs' lock behind.
     MutexLock lock(queue_mutex_);
-    bool any = false;
-    for (int i = 0; i < 64 && poll_locked(); ++i) any = true;
-    return any;
-  };
+    ibv_cq* cq = nullptr;
+    void* context = nullptr;
+    // There is one for each time it was armed. A second look would be a system call in vain; if
+    // there is another event after all, the descriptor stays readable.
+    if (lib.ibv_get_cq_event(events_, &cq, &context) == 0) {
+      lib.ibv_ack_cq_events(cq_, 1);
+      armed_.store(Armed::kNo, std::memory_order_seq_cst);
+    }
+  }
+  return poll();
+}
+
+void Device::serve_event() noexcept {
+  if (take_event_and_poll()) found_by_others_.fetch_add(1, std::memory_order_relaxed);
+  arm(enough_for_arrivals());
+  (void)poll();
+}
+
+uint64_t Device::on_event() noexcept {
   const uint64_t now = monotonic_ns();
-  bool active = poll();
+  bool active = take_event_and_poll();
   // Others poll: as long as they do nobody needs events, and who goes to sleep among them arms.
   const uint64_t others = found_by_others_.load(std::memory_order_relaxed);
   if (others != found_seen_) {
     found_seen_ = others;
     active_ns_ = now;
     watching_.store(true, std::memory_order_seq_cst);
+    if (behind_.load(std::memory_order_seq_cst) != 0) arm(Armed::kAll);
     nap_ns_ = std::clamp(2 * nap_ns_, kFirstNapNs, kLongestNapNs);
     return nap_ns_;
   }
@@ -122,7 +140,7 @@ uint64_t Device::on_event() noexcept {
   if (active) active_ns_ = now;
   if (now - active_ns_ < kQuietNs) {
     watching_.store(true, std::memory_order_seq_cst);
-    arm(Armed::kArrivals);
+    arm(enough_for_arrivals());
     return poll() ? kFirstNapNs : kWatchNs;
   }
   // Whoever finds it false arms for all completions, also for those of its own writes.

@@ -15,13 +15,15 @@
 //  each entry of either
 //    kind is either posted or in the queue: never two places for one.
 //
-// Sleeping. `armed_` set: the next completion of that kind wakes the keeper's descriptor (or has,
-// and the keeper will poll). Whoever goes to sleep, or leaves bytes behind that a completion must
-// push out, arms and polls once more. The keeper, woken, clears it and polls. While others poll too
-// it only looks again after a nap: a busy process makes no system calls for this. While there is
-// traffic it arms for arrivals (they are sent as solicited events), so that it is not woken for each
-// write of ours that completes, and looks every 20 ms for writes that failed. After a second of
-// quiet it arms for everything and sleeps.
+// Sleeping. `armed_` set: the next completion of that kind makes the completion channel readable
+// (or has), and whoever takes the event will poll: a thread that sleeps for completions, or the
+// keeper when none does (direct_wait.h). Whoever goes to sleep, or leaves bytes behind that a
+// completion must push out, arms and polls once more. The taker clears it, polls, arms again and
+// polls again: others may rely on it. While others poll without sleeping, the keeper only looks
+// again after a nap, and does not arm: a busy process makes no system calls for this. While there
+// is traffic arming is for arrivals (they are sent as solicited events) unless bytes are left
+// behind, so that nobody is woken for each write of ours that completes, and the keeper looks every
+// 20 ms for writes that failed. After a second of quiet it arms for everything and sleeps.
 //
 // Ownership: made by open(), kept for the life of the process or until the device is removed and
 // the last channel gone (shared_ptr). Thread safety: any thread, unless stated. Lock order: queue
@@ -40,6 +42,7 @@
 
 #include "core/base/mutex.h"
 #include "core/base/result.h"
+#include "core/transport/verbs/direct_wait.h"
 #include "core/transport/verbs/ring_memory.h"
 
 namespace rsock::transport::verbs {
@@ -48,10 +51,17 @@ class VerbsChannel;
 
 /// Slots of a send queue that data may use, and a few more for credits.
 inline constexpr uint32_t kDataSlots = 60;
-inline constexpr uint32_t kDataSlotsOfPackets = 252;  // QueuePair::one_packet
+inline constexpr uint32_t kDataSlotsOfPackets = 252;  // where a write may have to be one packet
 inline constexpr uint32_t kCreditSlots = 4;
 inline constexpr uint32_t kReceives = 2048;
 inline constexpr uint32_t kWantedInline = 256;
+
+/// How long a write may be: see kSoftRoce in device.cc.
+enum class Packets : uint8_t {
+  kMany,             // as long as we like
+  kOneBetweenHosts,  // no longer than the path's MTU, unless the peer is on this very device
+  kOne,              // never longer than the path's MTU
+};
 
 /// A connected (or connecting) reliable queue pair and both rings of one stream. Unique owner;
 /// given back to the device that made it.
@@ -63,7 +73,7 @@ struct QueuePair {
     qp = std::exchange(other.qp, nullptr);
     inline_bytes = other.inline_bytes;
     has_immediate = other.has_immediate;
-    one_packet = other.one_packet;
+    packets = other.packets;
     data_slots = other.data_slots;
     partner = other.partner;
     memory = std::move(other.memory);
@@ -74,7 +84,7 @@ struct QueuePair {
   ibv_qp* qp = nullptr;
   uint32_t inline_bytes = 0;
   bool has_immediate = true;  // false: iWARP, or RSOCK_RDMA_IMMEDIATE=no: a SEND follows each WRITE
-  bool one_packet = false;    // no write may be longer than the path's MTU (see device.cc)
+  Packets packets = Packets::kMany;
   uint32_t data_slots = kDataSlots;
   uint64_t partner = 0;  // the peer's keeper; 0: none, the memory is not used again
   RingMemory memory;     // ours: what we send from, what the peer writes into
@@ -114,11 +124,20 @@ class Device : public std::enable_shared_from_this<Device> {
   /// The caller goes away or to sleep: the next completion wakes the keeper.
   void need_events() noexcept { arm(Armed::kAll); }
   /// The same for who waits for bytes only: what the peer sends, and nothing that we sent.
-  void need_arrivals() noexcept {
-    // seq_cst: see on_event(). A keeper that watches comes by for failures by itself.
-    arm(watching_.load(std::memory_order_seq_cst) ? Armed::kArrivals : Armed::kAll);
+  void need_arrivals() noexcept { arm(enough_for_arrivals()); }
+  /// Until `bell` differs from `seen`, which no completion of this device can change unnoticed if
+  /// the caller has asked for events. Errors as transport::sleep_on().
+  Result<void> sleep(const std::atomic<uint32_t>& bell, uint32_t seen,
+                     const timespec* timeout) noexcept {
+    return wait_.sleep(*this, bell, seen, timeout);
   }
-  /// The completion channel: the keeper's epoll has it. Readable: call on_event().
+  void strike(std::atomic<uint32_t>& bell) noexcept { wait_.strike(bell); }
+  /// The completion channel may be readable: for who waited for that in sleep().
+  void serve_event() noexcept;
+  /// One channel more, or less, has bytes that only a completion of its own writes pushes out.
+  void count_behind(int more) noexcept { behind_.fetch_add(more, std::memory_order_seq_cst); }
+  /// The completion channel: the keeper's epoll has it, with EPOLLEXCLUSIVE. Readable: call
+  /// on_event().
   int event_fd() const noexcept { return events_->fd; }
   /// Keeper only. Returns in how many ns it wants to be called again; 0: when event_fd() says so.
   uint64_t on_event() noexcept;
@@ -172,7 +191,7 @@ class Device : public std::enable_shared_from_this<Device> {
   ibv_context* const context_;
   const int owner_;  // process
   int numa_node_ = -1;
-  bool one_packet_ = false;
+  Packets packets_ = Packets::kMany;
   uint32_t data_slots_ = kDataSlots;
   ibv_pd* pd_ = nullptr;
   std::shared_ptr<Domain> common_;  // of pd_: where there are no immediates
@@ -192,12 +211,22 @@ class Device : public std::enable_shared_from_this<Device> {
   std::vector<QueuePair> retired_ RSOCK_GUARDED_BY(retired_mutex_);
   enum class Armed : int { kNo, kArrivals, kAll };
   void arm(Armed wanted) noexcept;
+  /// seq_cst: see on_event(). A keeper that watches comes by for failures by itself.
+  Armed enough_for_arrivals() const noexcept {
+    return watching_.load(std::memory_order_seq_cst) && behind_.load(std::memory_order_seq_cst) == 0
+               ? Armed::kArrivals
+               : Armed::kAll;
+  }
+  bool take_event_and_poll() noexcept;
+  bool poll() noexcept;
   std::atomic<Armed> armed_{Armed::kNo};
   bool in_flight() noexcept;
+  std::atomic<int> behind_{0};           // channels that wait for completions of their own writes
   std::atomic<bool> watching_{false};    // the keeper looks every 20 ms
   uint64_t nap_ns_ = 0;                  // keeper only
   uint64_t active_ns_ = 0;               // keeper only: when there was traffic last
   std::atomic<bool> look_again_{false};  // somebody came while another one polled
+  DirectWait wait_;
   std::atomic<bool> removed_{false};
   std::atomic<uint64_t> found_by_others_{0};
   uint64_t found_seen_ = 0;  // keeper only

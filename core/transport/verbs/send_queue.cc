@@ -19,7 +19,7 @@ using std::memory_order_relaxed;
 constexpr uint32_t kEager = 4;
 /// ... and from so many bytes on a write is worth its own.
 constexpr uint64_t kBulk = 16 * 1024;
-/// Most writes of one call, where each is a packet (QueuePair::one_packet).
+/// Most writes of one call, where each is a packet (QueuePair::packets).
 constexpr uint32_t kChain = 32;
 /// Without one for so long an entry is signalled, so that the send queue empties.
 constexpr uint32_t kSignalEvery = 16;
@@ -94,21 +94,32 @@ bool VerbsChannel::post_locked(uint64_t offset, uint32_t n, uint32_t immediate,
   return true;
 }
 
+void VerbsChannel::note_behind_locked(bool behind) noexcept {
+  if (behind != behind_) device_->count_behind(behind ? 1 : -1);
+  behind_ = behind;
+}
+
 /// Posts what there is. False: something is left that a completion has to push out.
 bool VerbsChannel::push_locked() noexcept {
+  const bool all = post_what_fits_locked();
+  note_behind_locked(!all);
+  return all;
+}
+
+bool VerbsChannel::post_what_fits_locked() noexcept {
   if (!connected_ || failure_.load(memory_order_relaxed) != nullptr) return true;
   push_credit_locked();
   for (;;) {
     // acquire pairs with the writer's publish: the bytes are in the ring.
     const uint64_t left = tx_.tail.load(memory_order_acquire) - posted_.load(memory_order_relaxed);
-    if (left == 0) return true;
+    if (left == 0) return credit_sent_ == credit_wanted_.load(memory_order_relaxed);
     if (used_ + slots_for(1) > pair_.data_slots || (signals_in_flight_ >= kEager && left < kBulk))
       return false;
     const uint64_t from = posted_.load(memory_order_relaxed);
     const uint64_t writes =
         std::min<uint64_t>(kChain, pair_.data_slots - used_ - (pair_.has_immediate ? 0 : 1));
-    const uint64_t n = std::min(
-        {left, kLongestWrite, writes * longest_write_, capacity() - (from & (capacity() - 1))});
+    const uint64_t n = std::min({left, uint64_t{kLongestWrite}, writes * longest_write_,
+                                 capacity() - (from & (capacity() - 1))});
     // The last of what there is: it tells that all is delivered, and what gathers meanwhile waits
     // for it.
     const bool signal = n == left || unsignalled_ + slots_for(n) + 1 > kSignalEvery;

@@ -4,11 +4,11 @@
 
 #include <algorithm>
 #include <climits>
+#include <cstring>
 
 #include "core/base/inside.h"
 #include "core/base/log.h"
 #include "core/os/os.h"
-#include "core/transport/bell.h"
 #include "core/transport/verbs/rdma_library.h"
 
 namespace rsock::transport::verbs {
@@ -19,6 +19,24 @@ using std::memory_order_relaxed;
 using std::memory_order_release;
 using std::memory_order_seq_cst;
 using wire::Word;
+
+/// Bytes of a write, at most (Packets).
+uint32_t longest_write_on(const QueuePair& pair) noexcept {
+  if (pair.packets == Packets::kMany) return kLongestWrite;
+  const RdmaLibrary& lib = *RdmaLibrary::get();
+  ibv_qp_init_attr ignored{};
+  ibv_qp_attr now{};
+  if (lib.ibv_query_qp(pair.qp, &now, IBV_QP_PATH_MTU | IBV_QP_AV | IBV_QP_PORT, &ignored) != 0)
+    return 128u << IBV_MTU_256;
+  if (pair.packets == Packets::kOneBetweenHosts && now.ah_attr.is_global != 0) {
+    const ibv_global_route& path = now.ah_attr.grh;
+    ibv_gid ours{};
+    if (lib.ibv_query_gid(pair.qp->context, now.ah_attr.port_num, path.sgid_index, &ours) == 0 &&
+        memcmp(&ours, &path.dgid, sizeof(ours)) == 0)
+      return kLongestWrite;
+  }
+  return 128u << now.path_mtu;
+}
 
 }  // namespace
 
@@ -42,6 +60,10 @@ VerbsChannel::~VerbsChannel() {
     return;
   }
   device_->remove(*this, pair_.qp->qp_num);
+  {
+    MutexLock lock(post_mutex_);
+    note_behind_locked(false);
+  }
   device_->retire(std::move(pair_));
   line_->attention(nonce_);
 }
@@ -67,13 +89,7 @@ void VerbsChannel::connected() noexcept {
   (void)RdmaLibrary::get()->ibv_modify_qp(pair_.qp, &attributes, IBV_QP_MIN_RNR_TIMER);
   {
     MutexLock lock(post_mutex_);
-    if (pair_.one_packet) {
-      ibv_qp_init_attr ignored{};
-      attributes = ibv_qp_attr{};
-      const bool known =
-          RdmaLibrary::get()->ibv_query_qp(pair_.qp, &attributes, IBV_QP_PATH_MTU, &ignored) == 0;
-      longest_write_ = 128u << (known ? attributes.path_mtu : IBV_MTU_256);
-    }
+    longest_write_ = longest_write_on(pair_);
     connected_ = true;
   }
   (void)push();
@@ -131,7 +147,7 @@ void VerbsChannel::look_for_end() noexcept {
 
 void VerbsChannel::wake_receiver() noexcept {
   const uint32_t bits = rx_.rx_sleep.exchange(0, memory_order_seq_cst);
-  if ((bits & wire::kSleepFutex) != 0) strike(rx_.rx_bell);
+  if ((bits & wire::kSleepFutex) != 0) device_->strike(rx_.rx_bell);
   if ((bits & wire::kSleepDoorbell) != 0) ring_doorbell();
 }
 
@@ -141,7 +157,7 @@ void VerbsChannel::wake_sender_if_roomy() noexcept {
                         (tx_.head.load(memory_order_relaxed) & ring::kCountMask);
   if (capacity() - used < capacity() / 3) return;
   const uint32_t bits = tx_.tx_sleep.exchange(0, memory_order_seq_cst);
-  if ((bits & wire::kSleepFutex) != 0) strike(tx_.tx_bell);
+  if ((bits & wire::kSleepFutex) != 0) device_->strike(tx_.tx_bell);
   if ((bits & wire::kSleepDoorbell) != 0) ring_doorbell();
 }
 
@@ -277,16 +293,16 @@ void VerbsChannel::tx_arm(Sleep how) noexcept {
 }
 
 Result<void> VerbsChannel::rx_sleep(uint32_t seen, const timespec* timeout) noexcept {
-  return sleep_on(rx_.rx_bell, seen, timeout);
+  return device_->sleep(rx_.rx_bell, seen, timeout);
 }
 
 Result<void> VerbsChannel::tx_sleep(uint32_t seen, const timespec* timeout) noexcept {
-  return sleep_on(tx_.tx_bell, seen, timeout);
+  return device_->sleep(tx_.tx_bell, seen, timeout);
 }
 
 void VerbsChannel::wake_local() noexcept {
-  strike(rx_.rx_bell);
-  strike(tx_.tx_bell);
+  device_->strike(rx_.rx_bell);
+  device_->strike(tx_.tx_bell);
 }
 
 bool VerbsChannel::drain_wait_fd() noexcept {

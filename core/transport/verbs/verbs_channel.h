@@ -56,7 +56,7 @@ struct RemoteRing {
 /// MiB).
 inline constexpr uint32_t kCreditBit = uint32_t{1} << 31;
 /// A write no longer than this: the receiver copies out while the next one is on its way.
-inline constexpr uint64_t kLongestWrite = 128 * 1024;
+inline constexpr uint32_t kLongestWrite = 128 * 1024;
 
 class VerbsChannel final : public Channel {
  public:
@@ -143,6 +143,8 @@ class VerbsChannel final : public Channel {
  private:
   bool push() noexcept;
   bool push_locked() noexcept RSOCK_REQUIRES(post_mutex_);
+  bool post_what_fits_locked() noexcept RSOCK_REQUIRES(post_mutex_);
+  void note_behind_locked(bool behind) noexcept RSOCK_REQUIRES(post_mutex_);
   void push_credit_locked() noexcept RSOCK_REQUIRES(post_mutex_);
   bool post_locked(uint64_t offset, uint32_t n, uint32_t immediate, bool signal) noexcept
       RSOCK_REQUIRES(post_mutex_);
@@ -193,8 +195,9 @@ class VerbsChannel final : public Channel {
   uint32_t used_ RSOCK_GUARDED_BY(post_mutex_) = 0;         // slots of the send queue
   uint32_t unsignalled_ RSOCK_GUARDED_BY(post_mutex_) = 0;  // slots since the last signalled entry
   uint32_t signals_in_flight_ RSOCK_GUARDED_BY(post_mutex_) = 0;
-  uint32_t longest_write_ RSOCK_GUARDED_BY(post_mutex_) = 128 * 1024;
+  uint32_t longest_write_ RSOCK_GUARDED_BY(post_mutex_) = kLongestWrite;
   bool connected_ RSOCK_GUARDED_BY(post_mutex_) = false;
+  bool behind_ RSOCK_GUARDED_BY(post_mutex_) = false;  // counted by the device
 };
 
 /// Null: no descriptor for the doorbell (the pair is retired). The device knows the channel from

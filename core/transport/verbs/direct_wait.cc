@@ -1,0 +1,113 @@
+#include "core/transport/verbs/direct_wait.h"
+
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+
+#include "core/base/clock.h"
+#include "core/base/thread_signals.h"
+#include "core/os/os.h"
+#include "core/transport/bell.h"
+#include "core/transport/verbs/device.h"
+
+namespace rsock::transport::verbs {
+namespace {
+
+using std::memory_order_relaxed;
+using std::memory_order_seq_cst;
+
+constexpr uint64_t kKick = 0;
+constexpr uint64_t kEvent = 1;
+constinit const std::atomic<uint32_t> kServing{0};
+
+bool add(int epfd, int fd, uint32_t events, uint64_t data) noexcept {
+  epoll_event event{};
+  event.events = events;
+  event.data.u64 = data;
+  return os::epoll_ctl(epfd, EPOLL_CTL_ADD, fd, &event).has_value();
+}
+
+/// What is left of a timeout that began at `began`.
+const timespec* left_of(const timespec* timeout, uint64_t began, timespec* storage) noexcept {
+  if (timeout == nullptr) return nullptr;
+  const uint64_t all = static_cast<uint64_t>(timeout->tv_sec) * 1'000'000'000u +
+                       static_cast<uint64_t>(timeout->tv_nsec);
+  const uint64_t gone = monotonic_ns() - began;
+  const uint64_t left = gone >= all ? 0 : all - gone;
+  *storage = {static_cast<time_t>(left / 1'000'000'000u), static_cast<long>(left % 1'000'000'000u)};
+  return storage;
+}
+
+}  // namespace
+
+void DirectWait::set_up(int event_fd) noexcept {
+  auto epoll = os::make_internal([] { return os::epoll_create(EPOLL_CLOEXEC); });
+  auto kick = os::make_internal([] { return os::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK); });
+  if (!epoll || !kick || !add(epoll->get(), kick->get(), EPOLLIN, kKick) ||
+      !add(epoll->get(), event_fd, EPOLLIN | EPOLLEXCLUSIVE, kEvent)) {
+    return;
+  }
+  epoll_ = std::move(*epoll);
+  kick_ = std::move(*kick);
+}
+
+void DirectWait::abandon() noexcept {
+  epoll_.reset();
+  kick_.reset();
+}
+
+Result<void> DirectWait::sleep(Device& device, const Bell& bell, uint32_t seen,
+                               const timespec* timeout) noexcept {
+  const Bell* nobody = nullptr;
+  // seq_cst, here and below: strike() finds us here, or we find the bell struck.
+  if (epoll_ && direct_.compare_exchange_strong(nobody, &bell, memory_order_seq_cst)) {
+    const Result<void> slept = sleep_directly(device, bell, seen, timeout);
+    direct_.store(nullptr, memory_order_seq_cst);
+    return slept;
+  }
+  // seq_cst pairs with strike(): it sees the count, or the kernel sees the bell struck.
+  on_bells_.fetch_add(1, memory_order_seq_cst);
+  const Result<void> slept = sleep_on(bell, seen, timeout);
+  on_bells_.fetch_sub(1, memory_order_relaxed);
+  return slept;
+}
+
+Result<void> DirectWait::sleep_directly(Device& device, const Bell& bell, uint32_t seen,
+                                        const timespec* timeout) noexcept {
+  const HandlerWatch since;
+  const uint64_t began = timeout != nullptr ? monotonic_ns() : 0;
+  while (bell.load(memory_order_seq_cst) == seen) {
+    epoll_event found[2];
+    timespec storage;
+    const auto n = os::epoll_pwait2(epoll_.get(), found, 2, left_of(timeout, began, &storage),
+                                    nullptr, 0);
+    if (!n) {
+      // A futex without a time limit begins again under SA_RESTART, and after a stop (signal(7)).
+      if (n.error() == EINTR && timeout == nullptr && !since.broken()) continue;
+      return fail(n.error());
+    }
+    if (*n == 0) return fail(ETIMEDOUT);
+    for (int i = 0; i < *n; ++i) {
+      if (found[i].data.u64 == kKick) {
+        uint64_t kicks = 0;
+        (void)os::read(kick_.get(), &kicks, sizeof(kicks));
+      } else {
+        // What it finds for this thread needs no kick: the bell is looked at afterwards.
+        direct_.store(&kServing, memory_order_seq_cst);
+        device.serve_event();
+        direct_.store(&bell, memory_order_seq_cst);
+      }
+    }
+  }
+  return {};
+}
+
+void DirectWait::strike(Bell& bell) noexcept {
+  bell.fetch_add(1, memory_order_seq_cst);
+  if (direct_.load(memory_order_seq_cst) == &bell) {
+    const uint64_t one = 1;
+    (void)os::write(kick_.get(), &one, sizeof(one));
+  }
+  if (on_bells_.load(memory_order_seq_cst) != 0) os::futex_wake(&bell, INT_MAX);
+}
+
+}  // namespace rsock::transport::verbs
