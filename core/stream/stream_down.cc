@@ -9,6 +9,7 @@
 #include "core/base/clock.h"
 #include "core/base/log.h"
 #include "core/os/os.h"
+#include "core/stream/counters.h"
 #include "core/stream/keeper.h"
 #include "core/stream/moves.h"
 #include "core/stream/socket_ops.h"
@@ -215,6 +216,7 @@ void set_down(Stream& s, Reason reason) noexcept {
     s.rx.kicked_ns = monotonic_ns();
   }
   s.not_lifted.store(reason, std::memory_order_relaxed);
+  count_set_down(reason);
   RSOCK_LOG(kInfo, "fd %d: set down to TCP: %s", s.fd.load(std::memory_order_relaxed), reason);
   maybe_detach(s);
   wake_waiters(s);
