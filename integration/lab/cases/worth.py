@@ -65,9 +65,9 @@ def idle_set_down(t):
 @group.case()
 def busy_is_not_idle(t):
     """A byte now and then keeps the queue pair: pauses of less than the idle time."""
-    env = {"RSOCK_RDMA_IDLE_S": "4"}
+    env = {"RSOCK_RDMA_IDLE_S": "4", "RSOCK_LIFT_CALLS": "4"}
     server = serve(t, "threads", env=env)
-    client = ask(t, "conns=2 rounds=20 size=4096 pause=700", env=env | {"RSOCK_LIFT_CALLS": "4"})
+    client = ask(t, "conns=2 rounds=20 size=4096 pause=700", env=env)
     all_exact(t, server, client, 2)
     t.expect_lifted(client, server, streams=2)
     if t.rdma:
