@@ -1,6 +1,7 @@
 """The figures of the RDMA path. They are measured on this machine's device, or in the lab (one guest)."""
 
 import os
+import shutil
 
 import observe
 import runner
@@ -25,7 +26,7 @@ def make(options):
     most = runner.Variant.shim(library, "rdma", "rdma, 64 at most", {"RSOCK_RDMA_STREAMS": "64"})
     short.lifts_to = most.lifts_to = None
     raw = runner.Variant("verbs", other=True)
-    rspreload = runner.Variant.rspreload()
+    rsockets = runner.Variant("rsockets", other=True)
 
     warmup = workloads.RDMA_WARMUP
     iperf = workloads.Iperf3("128K", iperf_s, warmup)
@@ -76,9 +77,10 @@ def make(options):
         result.append(Figure(f"rdma_connect_{clients}",
                              f"connect, request, close, against TCP; {clients} client{'s' * (clients > 1)}", 0.97, "x",
                              [(connect, plain), (connect, short)], ratio("connections_per_s"), rounds=3))
-    if rspreload:
-        result.insert(1, Figure("rdma_vs_rspreload", "one way 128 KiB, against librspreload", 1.2, "x",
-                                [(blocks, rspreload), (blocks, rdma)], ratio("gbit_per_s")))
+    if shutil.which("rstream"):
+        result.insert(1, Figure("rdma_vs_rspreload", "one way 128 KiB, against rstream (librspreload fails on iperf3)", 1.2,
+                                "x", [(verbs.Rstream(131072, "128 KiB", own_s), rsockets), (blocks, rdma)],
+                                ratio("gbit_per_s")))
     for figure in result:
         figure.lab = True
     return result
