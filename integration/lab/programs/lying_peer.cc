@@ -2,30 +2,31 @@
 //
 //   lying_peer address=A port=N from=A STEP...
 //
-// Connects to an echo server at address:port from `from`, and takes the steps in turn. Prints a line for each that has
-// something to say; `FAILED ...` and status 99 when the honest part of it does not come about, `done` at the end.
+// Connects to an echo server at address:port from `from`, and takes the steps in turn. Prints a
+// line for each that has something to say; `FAILED ...` and status 99 when the honest part of it
+// does not come about, `done` at the end.
 //
-//   tcp:N          N known bytes on TCP, and back from wherever the server sends; checked
-//   ask            FIND, a line, WANT; no queue pair follows
-//   lift           the same and JOIN: the channel is agreed on. The server has said READY
-//   start          our START: what follows goes by the ring
-//   ready          our READY: the server may send by the ring. Heard is START with the next echo
-//   ring:N         N known bytes by the ring, and back; checked
-//   put:N          N known bytes by the ring, nothing is awaited
-//   credit         for all that came by the ring
-//   imm:VALUE      an empty write with this immediate value
-//   write:OFFSET:N N bytes there, relative to the ring, or with another key (write:OFFSET:N:KEY); prints the completion
-//   read           the server's ring; prints the completion
-//   word:W:V       a word by its number. V: a number; `sent`: bytes put in the ring; `got`: bytes that came by it
-//   line:HEX       bytes on the line
-//   hear:W         until this word comes; prints its value
-//   settle         calls both directions back to TCP and obeys the words: freezes, replays, and says BYE
-//   join           one more queue pair for the same channel; prints what comes of it
-//   want           one more WANT for the same stream; prints the verdict
-//   fin            of TCP, without a word
-//   close          an orderly end, awaited
+//   tcp:N            N known bytes on TCP, and back from wherever the server sends; checked
+//   ask              FIND, a line, WANT; no queue pair follows
+//   lift             the same and JOIN: the channel is agreed on. The server has said READY
+//   start            our START: what follows goes by the ring
+//   ready            our READY: the server may send by the ring; its START comes with an echo
+//   ring:N           N known bytes by the ring, and back; checked
+//   put:N            N known bytes by the ring, nothing is awaited
+//   credit           for all that came by the ring
+//   imm:VALUE        an empty write with this immediate value
+//   write:OFF:N[:K]  N bytes at OFF of the ring, with key K; prints the completion
+//   read             of the server's ring; prints the completion
+//   word:W:V         a word by its number. V: a number, `sent` or `got` (bytes by the ring)
+//   line:HEX         bytes on the line
+//   hear:W           until this word comes; prints its value
+//   settle           calls both directions back to TCP and obeys the words; BYE
+//   join             one more queue pair for the same channel; prints what comes of it
+//   want             one more WANT for the same stream; prints the verdict
+//   fin              of TCP, without a word
+//   close            an orderly end, awaited
+//   over             until the server ends the connection; prints how
 //   drop_line, drop_pair, nap:MS
-//   over           until the server ends the connection; prints how
 #include <fcntl.h>
 #include <infiniband/verbs.h>
 #include <poll.h>
@@ -42,10 +43,10 @@
 #include <utility>
 #include <vector>
 
-#include "lab_net.h"
 #include "core/wire/cm_data.h"
 #include "core/wire/line.h"
 #include "core/wire/mac.h"
+#include "lab_net.h"
 
 namespace {
 
@@ -107,7 +108,8 @@ int connect_from(const char* from, const char* to, int port) {
   address_of(to, port, &remote);
   const int fd = socket(local.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0), one = 1;
   if (bind(fd, reinterpret_cast<sockaddr*>(&local), size) != 0) fail("bind: %s", strerror(errno));
-  if (connect(fd, reinterpret_cast<sockaddr*>(&remote), size) != 0) fail("connect: %s", strerror(errno));
+  if (connect(fd, reinterpret_cast<sockaddr*>(&remote), size) != 0)
+    fail("connect: %s", strerror(errno));
   setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
   return fd;
 }
@@ -133,7 +135,8 @@ class Cm {
     address_of(address, port, &remote);
     rdma_cm_id* id = nullptr;
     if (rdma_create_id(channel_, &id, nullptr, RDMA_PS_TCP) != 0) fail("rdma_create_id");
-    if (rdma_resolve_addr(id, reinterpret_cast<sockaddr*>(&local), reinterpret_cast<sockaddr*>(&remote), 3000) != 0 ||
+    if (rdma_resolve_addr(id, reinterpret_cast<sockaddr*>(&local),
+                          reinterpret_cast<sockaddr*>(&remote), 3000) != 0 ||
         next().kind != RDMA_CM_EVENT_ADDR_RESOLVED || rdma_resolve_route(id, 3000) != 0 ||
         next().kind != RDMA_CM_EVENT_ROUTE_RESOLVED) {
       fail("no route to %s:%d", address, port);
@@ -175,7 +178,8 @@ struct Pair {
     cq = ibv_create_cq(id->verbs, 256, nullptr, nullptr, 0);
     ring.resize(kRing);
     out.resize(2 * kRing);
-    ring_mr = ibv_reg_mr(pd, ring.data(), ring.size(), IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+    ring_mr =
+        ibv_reg_mr(pd, ring.data(), ring.size(), IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
     out_mr = ibv_reg_mr(pd, out.data(), out.size(), IBV_ACCESS_LOCAL_WRITE);
     ibv_qp_init_attr wanted{};
     wanted.qp_type = IBV_QPT_RC;
@@ -204,7 +208,11 @@ struct Pair {
 class Peer {
  public:
   Peer(const char* address, int port, const char* from)
-      : address_(address), from_(from), port_(port), cm_(from), tcp_(connect_from(from, address, port)) {
+      : address_(address),
+        from_(from),
+        port_(port),
+        cm_(from),
+        tcp_(connect_from(from, address, port)) {
     tuple_ = tuple_of(tcp_);
     printf("port %d\n", tuple_.local.port);
   }
@@ -225,7 +233,8 @@ class Peer {
     find();
     open_line();
     nonce_ = random_number() >> 1 | 1;
-    if (const auto verdict = want(nonce_); verdict != wire::Verdict::kOk) fail("offer: %d", static_cast<int>(verdict));
+    if (const auto verdict = want(nonce_); verdict != wire::Verdict::kOk)
+      fail("offer: %d", static_cast<int>(verdict));
   }
   void lift() {
     ask();
@@ -252,7 +261,8 @@ class Peer {
   void put(size_t n) {
     const std::vector<uint8_t> bytes = next_bytes(n);
     for (size_t done = 0; done < n;) {  // one packet each, as rxe needs it
-      const size_t at = put_ % kRing, piece = std::min({n - done, size_t{kRing} - at, size_t{1024}});
+      const size_t at = put_ % kRing,
+                   piece = std::min({n - done, size_t{kRing} - at, size_t{1024}});
       memcpy(pair_->out.data() + at, bytes.data() + done, piece);
       const ibv_wc_status status = write(at, at, piece, 0, static_cast<uint32_t>(piece));
       if (status != IBV_WC_SUCCESS) fail("write: %s", ibv_wc_status_str(status));
@@ -298,7 +308,9 @@ class Peer {
   // --- not ---
 
   void word(const std::string& which, const std::string& value) {
-    const uint64_t v = value == "sent" ? put_ : value == "got" ? got_ring_ : strtoull(value.c_str(), nullptr, 0);
+    const uint64_t v = value == "sent"  ? put_
+                       : value == "got" ? got_ring_
+                                        : strtoull(value.c_str(), nullptr, 0);
     say(static_cast<wire::Word>(atoi(which.c_str())), v);
   }
   void immediate(uint32_t value) {
@@ -373,7 +385,8 @@ class Peer {
       rdma_destroy_qp(id);
       rdma_destroy_id(id);
       const auto found = wire::decode_found(answer.data.data(), answer.data.size());
-      if (!found || found->nonce != question.nonce || found->verdict != wire::Verdict::kOk) continue;
+      if (!found || found->nonce != question.nonce || found->verdict != wire::Verdict::kOk)
+        continue;
       found_ = *found;
       return;
     }
@@ -422,7 +435,8 @@ class Peer {
   // --- the line ---
 
   void on_line(const uint8_t* bytes, size_t n) {
-    if (line_ < 0 || ::send(line_, bytes, n, MSG_NOSIGNAL) != static_cast<ssize_t>(n)) printf("line: gone\n");
+    if (line_ < 0 || ::send(line_, bytes, n, MSG_NOSIGNAL) != static_cast<ssize_t>(n))
+      printf("line: gone\n");
   }
   void say(wire::Word word, uint64_t value) {
     uint8_t bytes[wire::kWordSize];
@@ -476,7 +490,8 @@ class Peer {
     return *sent_status_;
   }
   ibv_wc_status write(long offset, size_t from, size_t n, uint32_t key, uint32_t value) {
-    ibv_sge data{reinterpret_cast<uint64_t>(pair_->out.data()) + from, static_cast<uint32_t>(n), pair_->out_mr->lkey};
+    ibv_sge data{reinterpret_cast<uint64_t>(pair_->out.data()) + from, static_cast<uint32_t>(n),
+                 pair_->out_mr->lkey};
     ibv_send_wr entry{};
     entry.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
     entry.send_flags = IBV_SEND_SOLICITED;
@@ -510,14 +525,19 @@ class Peer {
   }
   /// [x, end) of what went by the ring, once more by TCP.
   void replay(uint64_t x) {
-    if (x > put_) fail("frozen at %llu of %llu", static_cast<unsigned long long>(x), static_cast<unsigned long long>(put_));
+    if (x > put_)
+      fail("frozen at %llu of %llu", static_cast<unsigned long long>(x),
+           static_cast<unsigned long long>(put_));
     std::vector<uint8_t> bytes(put_ - x);
     fill_known(bytes.data(), bytes.size(), start_.value_or(0) + x);
-    if (::send(tcp_, bytes.data(), bytes.size(), MSG_NOSIGNAL) != static_cast<ssize_t>(bytes.size())) fail("replay");
+    if (::send(tcp_, bytes.data(), bytes.size(), MSG_NOSIGNAL) !=
+        static_cast<ssize_t>(bytes.size()))
+      fail("replay");
     printf("replayed %zu\n", bytes.size());
   }
   void check(const uint8_t* bytes, size_t n) {
-    if (differs_at(bytes, n, got_) != n) fail("wrong byte at %llu", static_cast<unsigned long long>(got_));
+    if (differs_at(bytes, n, got_) != n)
+      fail("wrong byte at %llu", static_cast<unsigned long long>(got_));
     got_ += n;
   }
   void turn() {
@@ -581,7 +601,9 @@ std::vector<std::string> words_of(const std::string& step) {
 
 void take(Peer& peer, const std::string& step) {
   const auto w = words_of(step);
-  const auto number = [&](size_t i) { return static_cast<size_t>(strtoull(w[i].c_str(), nullptr, 0)); };
+  const auto number = [&](size_t i) {
+    return static_cast<size_t>(strtoull(w[i].c_str(), nullptr, 0));
+  };
   if (w[0] == "tcp") return peer.tcp(number(1));
   if (w[0] == "ask") return peer.ask();
   if (w[0] == "lift") return peer.lift();
@@ -591,7 +613,8 @@ void take(Peer& peer, const std::string& step) {
   if (w[0] == "put") return peer.put(number(1));
   if (w[0] == "credit") return peer.credit();
   if (w[0] == "imm") return peer.immediate(static_cast<uint32_t>(number(1)));
-  if (w[0] == "write") return peer.write_at(atol(w[1].c_str()), number(2), static_cast<uint32_t>(number(3)));
+  if (w[0] == "write")
+    return peer.write_at(atol(w[1].c_str()), number(2), static_cast<uint32_t>(number(3)));
   if (w[0] == "read") return peer.read();
   if (w[0] == "word") return peer.word(w[1], w[2]);
   if (w[0] == "line") return peer.raw(w[1]);
