@@ -29,6 +29,7 @@ struct Totals {
   uint64_t received[kPaths] = {};
   ReasonCount not_lifted[kMaxReasons] = {};
   ReasonCount refused[kMaxReasons] = {};
+  ReasonCount set_down_for[kMaxReasons] = {};
 };
 
 Mutex g_mutex;
@@ -125,6 +126,8 @@ void format(const Totals& t, Line* line) noexcept {
   line->reasons("not_lifted", t.not_lifted);
   line->text(",");
   line->reasons("refused", t.refused);
+  line->text(",");
+  line->reasons("set_down_for", t.set_down_for);
   line->text("}\n");
 }
 
@@ -143,6 +146,11 @@ void add_to_totals(Stream& s) noexcept {
 void count_refusal(Reason reason) noexcept {
   MutexLock lock(g_mutex);
   bump(g_totals.refused, reason);
+}
+
+void count_set_down(Reason reason) noexcept {
+  MutexLock lock(g_mutex);
+  bump(g_totals.set_down_for, reason);
 }
 
 void write_summary() noexcept {

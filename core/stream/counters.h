@@ -12,6 +12,8 @@ namespace rsock::stream {
 void add_to_totals(Stream& s) noexcept;
 /// A peer sent something that was refused (rendezvous, ring, kick): counted under its reason.
 void count_refusal(Reason reason) noexcept;
+/// A lifted stream goes back to TCP: counted under its reason.
+void count_set_down(Reason reason) noexcept;
 /// Appends the JSON line of the contract to RSOCK_SUMMARY. Once per process; later calls do
 /// nothing.
 void write_summary() noexcept;

@@ -130,12 +130,13 @@ uint64_t run_heat_timer(uint64_t now) noexcept {
     return h.next;
   }
   if (now < h.next) return h.next;
+  // Before new ones are found: they have not had the time to move anything.
+  for (Warmth& w : h.lifted) look(w, now);
   find_lifted(h, now);
   std::erase_if(h.waiting, [](const Warmth& w) {
     return !w.stream->owned_by(w.generation) || w.stream->closed.load(std::memory_order_acquire) ||
            w.stream->has_channel.load(std::memory_order_acquire);
   });
-  for (Warmth& w : h.lifted) look(w, now);
   for (Warmth& w : h.waiting) look(w, now);
   set_down_idle(h, now);
   make_room(h);

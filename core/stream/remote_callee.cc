@@ -81,6 +81,20 @@ bool nonce_in_use(const Line& line, uint64_t nonce) noexcept {
   return false;
 }
 
+/// A caller takes a crowd of streams in turn, some at a time, and its end waits meanwhile. While
+/// that host's turn comes round, those behind it are waited for.
+void go_on_listening(const wire::Endpoint& caller) noexcept {
+  const uint64_t until = monotonic_ns() + kListenNs;
+  for (const auto& a : rdma_host()->attempts) {
+    if (a->over || a->caller || a->phase != RemotePhase::kListen ||
+        a->tuple.remote.address != caller.address) {
+      continue;
+    }
+    a->until = until;
+    a->due = until;
+  }
+}
+
 wire::Verdict judge_want(RemoteAttempt* a, const Line& line, const wire::Want& want) noexcept {
   // A host speaks for its own addresses only.
   if (want.tuple.local.address != line.remote().address ||
@@ -196,6 +210,7 @@ void answer_want(Line& line, const wire::Want& want) noexcept {
     a->nonce = want.nonce;
     a->ring_size = want.ring_size;
     set_phase(*a, RemotePhase::kWanted, kRemoteNs);
+    go_on_listening(line.remote());
   }
   line.offer(offer);
   // The two ends compare what they have: here the coldest may have to go.

@@ -9,6 +9,7 @@
 #include "core/base/clock.h"
 #include "core/base/log.h"
 #include "core/os/os.h"
+#include "core/stream/counters.h"
 #include "core/stream/keeper.h"
 #include "core/stream/moves.h"
 #include "core/stream/socket_ops.h"
@@ -215,6 +216,7 @@ void set_down(Stream& s, Reason reason) noexcept {
     s.rx.kicked_ns = monotonic_ns();
   }
   s.not_lifted.store(reason, std::memory_order_relaxed);
+  count_set_down(reason);
   RSOCK_LOG(kInfo, "fd %d: set down to TCP: %s", s.fd.load(std::memory_order_relaxed), reason);
   maybe_detach(s);
   wake_waiters(s);
@@ -331,13 +333,16 @@ void attend(Stream& s) noexcept {
   {
     MutexLock lock(s.rx.mutex);
     if (!s.channel) return;
-    if (s.channel->rx_asked_back()) {
+    // The program may do nothing but send, and would not find it for long.
+    lied = !s.rx.ring_done && s.channel->rx_failed();
+    if (!lied && s.channel->rx_asked_back()) {
       freeze_rx_locked(s);
-    } else {
+    } else if (!lied) {
       obey_rx_words_locked(s, false);
     }
     kick_again_locked(s);
   }
+  if (lied) return fail_stream(s, failure_of(s));
   if (const Reason reason = take_path_failure(s); reason != nullptr) return set_down(s, reason);
   maybe_detach(s);
   wake_waiters(s);

@@ -1,6 +1,7 @@
 """The figures of the RDMA path. They are measured on this machine's device, or in the lab (one guest)."""
 
 import os
+import shutil
 
 import observe
 import runner
@@ -25,7 +26,7 @@ def make(options):
     most = runner.Variant.shim(library, "rdma", "rdma, 64 at most", {"RSOCK_RDMA_STREAMS": "64"})
     short.lifts_to = most.lifts_to = None
     raw = runner.Variant("verbs", other=True)
-    rspreload = runner.Variant.rspreload()
+    rsockets = runner.Variant("rsockets", other=True)
 
     warmup = workloads.RDMA_WARMUP
     iperf = workloads.Iperf3("128K", iperf_s, warmup)
@@ -33,7 +34,6 @@ def make(options):
     blocks = workloads.one_way(bench, 131072, "128 KiB", own_s, warmup)
     pingpong = verbs.PingPong(64, "64 B", own_s)
     write_bw = verbs.WriteBandwidth(65536, "64 KiB", iperf_s)
-    connect = workloads.connect_rate(bench, 1, own_s)
 
     def counted(size, label):
         load = workloads.one_way(bench, size, label, 20, warmup)
@@ -60,8 +60,6 @@ def make(options):
                [(pingpong, raw), (ping, polling)], ratio("mean_us", "lower")),
         Figure("rdma_rtt_vs_tcp", "round trip 64 B, polling, against TCP", 3, "x",
                [(ping, plain), (ping, polling)], ratio("p50_us", "lower")),
-        Figure("rdma_connect", "connect, request, close, against TCP", 0.97, "x",
-               [(connect, plain), (connect, short)], ratio("connections_per_s"), rounds=3),
         Figure("rdma_calls", "system calls per 64 B message, beyond the posts", 0.01, "calls",
                [(small, rdma)], lambda m: m[0]["calls_per_message"]),
         Figure("rdma_calls_mb", "system calls per MB of 128 KiB blocks, beyond the posts", None, "calls",
@@ -69,10 +67,20 @@ def make(options):
         Figure("rdma_pinned", "pinned memory, 100 connections against 2,000, 64 hot", 0.9, "x", crowds, flat("pinned_mb")),
         Figure("rdma_pinned_qps", "queue pairs, 100 connections against 2,000, 64 hot", 0.9, "x", crowds,
                flat("queue_pairs")),
+        # Fewer than may be hot: each has its own, and what one takes is a tenth of this.
+        Figure("rdma_pinned_10", "pinned memory, 10 connections", None, "MB", crowds[:1], lambda m: m[0]["pinned_mb"]),
+        Figure("rdma_pinned_qps_10", "queue pairs, 10 connections", None, "queue pairs", crowds[:1],
+               lambda m: m[0]["queue_pairs"]),
     ]
-    if rspreload:
-        result.insert(1, Figure("rdma_vs_rspreload", "one way 128 KiB, against librspreload", 1.2, "x",
-                                [(blocks, rspreload), (blocks, rdma)], ratio("gbit_per_s")))
+    for clients in (1, 8, 64):
+        connect = workloads.connect_rate(bench, clients, own_s)
+        result.append(Figure(f"rdma_connect_{clients}",
+                             f"connect, request, close, against TCP; {clients} client{'s' * (clients > 1)}", 0.97, "x",
+                             [(connect, plain), (connect, short)], ratio("connections_per_s"), rounds=3))
+    if shutil.which("rstream"):
+        result.insert(1, Figure("rdma_vs_rspreload", "one way 128 KiB, against rstream (librspreload fails on iperf3)", 1.2,
+                                "x", [(verbs.Rstream(131072, "128 KiB", own_s), rsockets), (blocks, rdma)],
+                                ratio("gbit_per_s")))
     for figure in result:
         figure.lab = True
     return result

@@ -15,7 +15,7 @@ from lab import HostDown, LabTimeout
 
 # Emulated guests on a shared machine are slow to start programs; a run that hangs is found soon enough.
 GRACE = 90
-OTHERS_GRACE = 15  # librspreload hangs on iperf3, and that is known
+OTHERS_GRACE = 15  # librspreload fails on iperf3 (verbs.Rstream says why), which then waits for ever
 FIRST_PORT = 20000  # below the kernel's own choices
 FEWEST_PACKETS = 150  # of any run that uses the device: connecting and parting take some ten
 

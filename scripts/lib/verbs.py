@@ -97,6 +97,29 @@ class WriteBandwidth(Raw):
         return seconds, {"gbit_per_s": self.messages * self.size * 8 / seconds / 1e9}
 
 
+class Rstream(Raw):
+    """rstream (rdma-core): what rsockets do in a program that was written for them, by the wall clock.
+
+    Preloaded as librspreload they fail on iperf3: after the first block it asks for TCP_INFO, which getsockopt of rsockets
+    does not have.
+    """
+
+    def __init__(self, size, label, seconds):
+        super().__init__(f"rstream_{size}", f"rstream {label}", seconds, size, LOWEST)
+
+    def _once(self, run, variant):
+        port = run.free_port()
+        argv = ["rstream", "-p", str(port), "-S", str(self.size), "-C", str(self.messages), "-I", "1"]
+        result = run.pair(variant, lambda _: (argv + ["-b", run.address], port), lambda _: argv + ["-s", run.address],
+                          self.seconds * 4)
+        found = re.search(r"\s([\d.]+)s\s+[\d.]+\s+[\d.]+\s*$", result.client_out)
+        if not found or float(found[1]) <= 0:
+            raise runner.RunError("rstream told no time: " + runner.tail(result.client_out))
+        seconds = float(found[1])
+        # All messages there, then all of them back.
+        return seconds, {"gbit_per_s": 2 * self.messages * self.size * 8 / seconds / 1e9}
+
+
 def elapsed(text, size, messages):
     """Seconds between the table's head, printed before the first write, and its row, printed after the last."""
     head = re.search(r"^([\d.]+)\s+#bytes", text, re.M)

@@ -219,9 +219,10 @@ void Link::wake_peer(int side) noexcept {
 
 class FakeChannel final : public Channel {
  public:
-  FakeChannel(std::shared_ptr<Link> link, int side, os::OwnedFd doorbell)
+  FakeChannel(std::shared_ptr<Link> link, int side, PathKind kind, os::OwnedFd doorbell)
       : link_(std::move(link)),
         side_(side),
+        kind_(kind),
         doorbell_(std::move(doorbell)),
         tx_(link_->direction(side)),
         rx_(link_->direction(1 - side)),
@@ -232,7 +233,7 @@ class FakeChannel final : public Channel {
   }
   ~FakeChannel() override { link_->attach(side_, -1); }
 
-  PathKind kind() const noexcept override { return PathKind::kFake; }
+  PathKind kind() const noexcept override { return kind_; }
   size_t capacity() const noexcept override { return link_->capacity(); }
 
   size_t tx_room(size_t want) noexcept override { return link_->failed() ? 0 : writer_.room(want); }
@@ -354,6 +355,7 @@ class FakeChannel final : public Channel {
 
   const std::shared_ptr<Link> link_;
   const int side_;
+  const PathKind kind_;
   const os::OwnedFd doorbell_;
   Direction& tx_;
   Direction& rx_;
@@ -374,8 +376,8 @@ Result<FakePair> make_fake_pair(const FakeOptions& options) {
   auto link = std::make_shared<Link>(options);
   FakePair pair;
   pair.link = link;
-  pair.caller = std::make_unique<FakeChannel>(link, 0, os::OwnedFd(fds[0]));
-  pair.callee = std::make_unique<FakeChannel>(link, 1, os::OwnedFd(fds[1]));
+  pair.caller = std::make_unique<FakeChannel>(link, 0, options.kind, os::OwnedFd(fds[0]));
+  pair.callee = std::make_unique<FakeChannel>(link, 1, options.kind, os::OwnedFd(fds[1]));
   return pair;
 }
 

@@ -18,9 +18,10 @@
 namespace rsock::transport {
 
 struct FakeOptions {
-  size_t capacity = 64 * 1024;  // a power of two
-  bool hold_bytes = false;      // published bytes wait for pump()
-  bool hold_credits = false;    // freed room waits for pump()
+  size_t capacity = 64 * 1024;      // a power of two
+  PathKind kind = PathKind::kFake;  // whose part it plays
+  bool hold_bytes = false;          // published bytes wait for pump()
+  bool hold_credits = false;        // freed room waits for pump()
 };
 
 /// Which end sends in the direction meant.

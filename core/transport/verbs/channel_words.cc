@@ -44,8 +44,10 @@ Turn VerbsChannel::rx_turn() noexcept {
 
 Turn VerbsChannel::tx_end() noexcept {
   writer_.close();
-  if (!end_asked_ && !recall_asked_ && !gone_.load(memory_order_acquire)) {
-    end_asked_ = true;
+  if (!end_asked_.load(memory_order_relaxed) && !recall_asked_ &&
+      !gone_.load(memory_order_acquire)) {
+    end_asked_.store(true,
+                     memory_order_release);  // before the answer can come; pairs with on_word()
     line_->say(nonce_, Word::kEnd, writer_.tail());
     (void)push();
   }
@@ -144,7 +146,7 @@ void VerbsChannel::on_word(Word word, uint64_t value) noexcept {
       break;
     case Word::kEndOk:
       // Only what we asked; the writer is closed then, so the tail stands still.
-      if (value != tx_.tail.load(memory_order_acquire)) {
+      if (!end_asked_.load(memory_order_acquire) || value != tx_.tail.load(memory_order_acquire)) {
         tx_lied_.store(true, memory_order_release);
       } else {
         tx_.head.fetch_or(ring::kSealEnded, memory_order_seq_cst);

@@ -75,20 +75,25 @@ bool Device::set_up(uint32_t max_streams) noexcept {
   const RdmaLibrary& lib = *RdmaLibrary::get();
   ibv_device_attr limits{};
   if (lib.ibv_query_device(context_, &limits) != 0) return false;
-  if (limits.vendor_id == kSoftRoce) {
-    packets_ = Packets::kOneBetweenHosts;
-    data_slots_ = kDataSlotsOfPackets;
-  }
-  const uint32_t slots = data_slots_ + kCreditSlots;
+  if (limits.vendor_id == kSoftRoce) packets_ = Packets::kOneBetweenHosts;
+  const uint32_t wanted_streams = max_streams != 0 ? max_streams : kMostStreams;
   const uint32_t most_entries = static_cast<uint32_t>(std::max(limits.max_cqe, 0));
   receives_count_ =
       std::min<uint32_t>(kReceives, static_cast<uint32_t>(std::max(limits.max_srq_wr, 0)));
+  data_slots_ = kDataSlots;
+  if (packets_ != Packets::kMany && most_entries > receives_count_) {
+    // rxe's completion queue has 32767 places: long send queues would leave room for half the
+    // streams.
+    const uint32_t each = (most_entries - receives_count_) / wanted_streams;
+    data_slots_ = std::clamp(each, kDataSlots + kCreditSlots, kDataSlotsOfPackets + kCreditSlots) -
+                  kCreditSlots;
+  }
+  const uint32_t slots = data_slots_ + kCreditSlots;
   if (receives_count_ < 64 || most_entries < receives_count_ + slots) {
     errno = ENOMEM;
     return false;
   }
-  max_streams_ = std::min({max_streams != 0 ? max_streams : kMostStreams,
-                           static_cast<uint32_t>(limits.max_qp) / 2 + 1,
+  max_streams_ = std::min({wanted_streams, static_cast<uint32_t>(limits.max_qp) / 2 + 1,
                            (most_entries - receives_count_) / slots});
   numa_node_ = numa_node_of(context_);
   pd_ = lib.ibv_alloc_pd(context_);

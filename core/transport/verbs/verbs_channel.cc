@@ -107,6 +107,7 @@ void VerbsChannel::on_arrival(uint32_t immediate) noexcept {
       if (n > tx_.tail.load(memory_order_relaxed) - (head & ring::kCountMask)) {
         tx_lied_.store(true, memory_order_release);
         turned_.store(true, memory_order_release);
+        line_->attention(nonce_);  // perhaps nobody sends for long
         return wake_all();
       }
       // seq_cst pairs with RingWriter::refresh() and with the sender's sleep word (byte_ring.h,
@@ -121,6 +122,7 @@ void VerbsChannel::on_arrival(uint32_t immediate) noexcept {
   if (n == 0 || n > capacity() - (tail - head) ||
       (known && tail + n > end_at_.load(memory_order_relaxed))) {
     rx_lied_.store(true, memory_order_release);
+    line_->attention(nonce_);
     return wake_all();
   }
   ring::publish(rx_.tail, tail + n);

@@ -168,7 +168,7 @@ class VerbsChannel final : public Channel {
   wire::DirectionWords tx_{};
   wire::DirectionWords rx_{};
   alignas(64) ring::RingWriter writer_;
-  bool end_asked_ = false;     // tx lock
+  std::atomic<bool> end_asked_{false};  // END was said; written under the tx lock
   bool recall_asked_ = false;  // tx lock
   alignas(64) ring::RingReader reader_;
   uint64_t credited_ = 0;  // rx lock

@@ -4,7 +4,7 @@
  *
  * fork: a child for each connection, after accept. prefork: workers that accept on one inherited socket. reuseport:
  * workers with a listening socket each. threads: one process, a thread for each connection. Prints `listening` when
- * all workers do. SIGTERM ends it with 0.
+ * all workers do, and `ended PORT: eof` or an errno for each connection, by the client's port. SIGTERM ends it with 0.
  */
 #include <pthread.h>
 
@@ -15,18 +15,26 @@ enum { kBuffer = 64 << 10, kMostWorkers = 16 };
 static pid_t workers[kMostWorkers];
 static int worker_count;
 
+static int port_of_peer(int fd) {
+  struct sockaddr_in6 name = {0};
+  socklen_t size = sizeof(name);
+  getpeername(fd, (struct sockaddr*)&name, &size);
+  return ntohs(name.sin6_port); /* the port is at the same place in both families */
+}
+
 static void echo(int fd) {
   uint8_t* buffer = malloc(kBuffer);
-  int one = 1;
+  int one = 1, port = port_of_peer(fd);
   setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
-  ssize_t got;
-  while ((got = recv(fd, buffer, kBuffer, 0)) > 0) {
-    for (ssize_t done = 0; done < got;) {
-      ssize_t n = send(fd, buffer + done, (size_t)(got - done), MSG_NOSIGNAL);
-      if (n <= 0) got = done; /* the client went: its own report says whether it should have */
-      if (n > 0) done += n;
+  ssize_t got = 0, sent = 0;
+  while (sent >= 0 && (got = recv(fd, buffer, kBuffer, 0)) > 0) {
+    for (ssize_t done = 0; done < got && sent >= 0; done += sent) {
+      sent = send(fd, buffer + done, (size_t)(got - done), MSG_NOSIGNAL);
     }
   }
+  char end[64];
+  snprintf(end, sizeof(end), "ended %d: %s", port, got == 0 ? "eof" : strerrorname_np(errno));
+  announce(end);
   close(fd);
   free(buffer);
 }

@@ -22,7 +22,7 @@
 
 enum { kFlowDistance = 7919 };
 
-static inline _Noreturn void give_up(const char* what, long seen) {
+static inline __attribute__((noreturn)) void give_up(const char* what, long seen) {
   printf("FAILED %s: %ld %s\n", what, seen, seen < 0 ? strerrorname_np(errno) : "");
   fflush(stdout);
   _exit(99);
@@ -109,7 +109,8 @@ static inline size_t differs_at(const uint8_t* from, size_t size, uint64_t offse
 }
 
 static inline void pause_ms(long ms) {
-  if (ms > 0) nanosleep(&(struct timespec){ms / 1000, ms % 1000 * 1000000}, NULL);
+  struct timespec t = {ms / 1000, ms % 1000 * 1000000};
+  if (ms > 0) nanosleep(&t, NULL);
 }
 
 static inline long now_ms(void) {
