@@ -83,6 +83,10 @@ struct KeeperInside {
   std::atomic<bool> quit{false};        // it is to end
   std::atomic<bool> first_thread_left{false};
   std::atomic<int> adopted{0};
+  /// A descriptor that is kept for its number: for adopt_locked() in a process that has no other
+  /// left. -1 while there is none, or its number is in use.
+  std::atomic<int> reserve{-1};
+  std::atomic<int> reserve_number{-1};
   std::atomic<bool> called{false};  // a line has calls for the keeper's attention
   std::atomic<int> owing{0};  // streams that wait for a replay, either way (a hint for the timer)
 };
