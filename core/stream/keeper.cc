@@ -6,6 +6,7 @@
 #include <sys/eventfd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <new>
 
 #include "core/base/clock.h"
@@ -85,7 +86,7 @@ bool may_be_in_handler(KeeperInside& in) noexcept {
   return blocked != 0 && in.put_off.fetch_add(1, std::memory_order_relaxed) < kPutOff;
 }
 
-bool create_thread() noexcept {
+bool create_thread(void* (*run)(void*) noexcept, size_t stack) noexcept {
   sigset_t all;
   sigset_t old;
   sigfillset(&all);
@@ -96,10 +97,10 @@ bool create_thread() noexcept {
   for (int i = 0; i < 2 && !created; ++i) {
     pthread_attr_t attr;
     pthread_attr_init(&attr);
-    if (i == 0) pthread_attr_setstacksize(&attr, kStackBytes);
+    if (i == 0 && stack != 0) pthread_attr_setstacksize(&attr, stack);
     pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
     pthread_t thread;
-    created = pthread_create(&thread, &attr, &keeper_main, nullptr) == 0;
+    created = pthread_create(&thread, &attr, run, nullptr) == 0;
     pthread_attr_destroy(&attr);
   }
   pthread_sigmask(SIG_SETMASK, &old, nullptr);
@@ -118,7 +119,7 @@ bool start(KeeperInside& in) noexcept {
     }
     make_reserve(in);
   }
-  if (!create_thread()) {
+  if (!create_thread(&keeper_main, kStackBytes)) {
     RSOCK_LOG(kWarn, "no helper thread can be started: connections stay on TCP");
     return false;
   }
@@ -187,6 +188,11 @@ void ask_again_later(Stream& s, uint32_t generation) noexcept {
 }
 
 void set_first_pause(uint64_t ns) noexcept { g_first_pause_ns = ns; }
+
+void end_process() noexcept {
+  inside().first_thread_left.store(false, std::memory_order_relaxed);
+  if (!create_thread([](void*) noexcept -> void* { exit(0); }, 0)) exit(0);
+}
 
 /// A signal handler that finds kStarting leaves its request to whom it interrupted.
 static KeeperLife start_if_none(KeeperInside& in) noexcept {

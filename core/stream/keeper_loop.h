@@ -109,6 +109,11 @@ void ask_again_later(Stream& s, uint32_t generation) noexcept;
 /// For tests: the first of these times.
 void set_first_pause(uint64_t ns) noexcept;
 
+/// exit(0), as libc does when the last thread ends (nptl, start_thread). In a thread of its own:
+/// what exit waits for (the answer to an end, replays) is the keeper's to hear, and exit handlers
+/// may fork.
+void end_process() noexcept;
+
 // --- keeper_thread.cc ---
 void* keeper_main(void*) noexcept;
 

@@ -311,8 +311,7 @@ void* keeper_main(void*) noexcept {
       look = begin_look_for_rdma();
       last = is_last_thread();
     }
-    // As libc does when the last thread ends (nptl, start_thread); exit handlers may fork.
-    if (last) exit(0);
+    if (last) end_process();
     if (!look) continue;
     {
       const InsideLibrary guard;
