@@ -223,6 +223,34 @@ TEST(LimitsOfALiftedStream, TheSecondStreamThatFindsNoDescriptorWaitsForItsReade
   g_refuses = nullptr;
 }
 
+/// SO_LINGER over shared memory: what is in the ring is in the peer's memory, as acknowledged bytes
+/// are; a replay is not.
+TEST(LimitsOfALiftedStream, LingerWaitsForAReplayAndNotForTheReader) {
+  configure({"RSOCK_RING_BYTES=1048576"});
+  const linger twenty{1, 20};
+  for (const bool set_down : {false, true}) {
+    Connection c = Connection::make();
+    ASSERT_TRUE(ping_until_lifted(c));
+    size_t sent = 0;
+    if (set_down) {
+      sent = owe_a_replay(c);
+    } else {
+      const std::string bytes(100'000, 'x');
+      sent = static_cast<size_t>(do_send(c.left, bytes.data(), bytes.size()));
+    }
+    ASSERT_EQ(::setsockopt(c.left, SOL_SOCKET, SO_LINGER, &twenty, sizeof(twenty)), 0);
+    std::atomic<bool> reads{false};
+    std::thread reader([&] {
+      nap_us(set_down ? 500'000 : 3'000'000);
+      reads = true;
+      EXPECT_EQ(receive_all(c.right), std::pair(sent, 0L));
+    });
+    close_fd(std::exchange(c.left, -1));
+    EXPECT_EQ(reads, set_down);
+    reader.join();
+  }
+}
+
 /// Nobody reads, nothing moves: the second one can't wait for ever, and does not end cleanly.
 TEST(LimitsOfALiftedStream, WithoutADescriptorAndAReaderTheEndIsAReset) {
   configure({"RSOCK_RING_BYTES=1048576"});
