@@ -10,7 +10,6 @@
 namespace rsock::preload {
 namespace {
 
-
 /// One message to a stream, in the library's convention.
 long send_message(Stream& s, int fd, const msghdr* msg, int flags) {
   auto kernel = in_kernel([&] { return real.sendmsg(fd, msg, flags); });

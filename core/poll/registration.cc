@@ -49,8 +49,8 @@ void Item::on_path_changed(stream::Stream& s) noexcept {
 void Item::on_closed(stream::Stream& s) noexcept {
   Instance& in = *instance;
   MutexLock lock(in.mutex);
-  // The keeper goes on with a copy of the descriptor, or close waits (SO_LINGER): the file lives on,
-  // and so would what the kernel has of it here. The program would hear of a number that it has
+  // The keeper goes on with a copy of the descriptor, or close waits (SO_LINGER): the file lives
+  // on, and so would what the kernel has of it here. The program would hear of a number that it has
   // closed.
   const bool goes_on = s.has_channel.load(std::memory_order_acquire);
   const int number = fd;

@@ -118,7 +118,8 @@ size_t LineTable::accepted(const wire::Endpoint* from) const noexcept {
 
 void LineTable::make_room(const wire::Endpoint* from, Line& newcomer) noexcept {
   static constinit bool told = false;
-  if (!std::exchange(told, true)) RSOCK_LOG(kWarn, "%s: those without a stream are ended", kTooMany);
+  if (!std::exchange(told, true))
+    RSOCK_LOG(kWarn, "%s: those without a stream are ended", kTooMany);
   count_refusal(kTooMany);
   Line* victim = &newcomer;
   for (const auto& line : lines_) {

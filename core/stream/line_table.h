@@ -7,8 +7,8 @@
 // safety: keeper only; forget_in_child() in a forked child. Trust: anybody can connect here, and
 // without a key prove himself. At most kMostUnproved that have not, each for 3 s; of those that
 // have, so many in all and from one address that the program keeps nearly all of its descriptors.
-// One that no channel uses goes after kIdleNs, or when another one needs its place: who comes with a
-// stream finds one, and a stranger pushes out strangers.
+// One that no channel uses goes after kIdleNs, or when another one needs its place: who comes with
+// a stream finds one, and a stranger pushes out strangers.
 #pragma once
 
 #include <memory>

@@ -184,12 +184,11 @@ struct Overtaken : AskedEnd {
 
 TEST_F(Overtaken, RecvWithATimeLimitSaysEagainInTime) {
   const timeval limit{0, 200'000};
-  ASSERT_EQ(stream::setsockopt(*FdTable::stream(fd()), fd(), SOL_SOCKET, SO_RCVTIMEO, &limit,
-                               sizeof(limit),
-                               [&]() -> long {
-                                 return ::setsockopt(fd(), SOL_SOCKET, SO_RCVTIMEO, &limit,
-                                                     sizeof(limit));
-                               }),
+  ASSERT_EQ(stream::setsockopt(
+                *FdTable::stream(fd()), fd(), SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit),
+                [&]() -> long {
+                  return ::setsockopt(fd(), SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
+                }),
             0);
   std::thread late([&] {  // a test that fails must end
     nap_us(1'500'000);

@@ -215,8 +215,7 @@ TEST(LimitsOfALiftedStream, TheSecondStreamThatFindsNoDescriptorWaitsForItsReade
   const size_t of_first = owe_a_replay(first);
   const size_t of_second = owe_a_replay(second);
   close_fd(std::exchange(first.left, -1));
-  std::thread reader(
-      [&] { EXPECT_EQ(receive_all(second.right), std::pair(of_second, 0L)); });
+  std::thread reader([&] { EXPECT_EQ(receive_all(second.right), std::pair(of_second, 0L)); });
   close_fd(std::exchange(second.left, -1));
   reader.join();
   EXPECT_EQ(receive_all(first.right), std::pair(of_first, 0L));

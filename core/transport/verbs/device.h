@@ -81,9 +81,9 @@ struct QueuePair {
   RingMemory memory;     // ours: what we send from, what the peer writes into
 };
 
-/// Streams on a device whose shared receive queue must never be empty (iWARP: a SEND without an entry
-/// there ends the connection): each peer may have its whole send queue on the way, of which every
-/// second entry is a SEND, and its credits.
+/// Streams on a device whose shared receive queue must never be empty (iWARP: a SEND without an
+/// entry there ends the connection): each peer may have its whole send queue on the way, of which
+/// every second entry is a SEND, and its credits.
 constexpr uint32_t streams_for_receives(uint32_t receives, uint32_t data_slots) noexcept {
   return receives / (data_slots / 2 + kCreditSlots);
 }
