@@ -14,13 +14,14 @@ bool pin_ends(int from, int to, const char* reason) noexcept {
   return FdTable::word(to) == 0 || stream::pin_to_tcp(to, reason);
 }
 
-/// libc reads or writes this descriptor past us.
-void leave_to_libc(int fd, const char* reason) noexcept {
-  if (FdTable::word(fd) != 0) stream::pin_to_tcp(fd, reason);
+/// libc is to read or write this descriptor past us. False: what we still have to send is not out,
+/// and it would get in front of that.
+bool leave_to_libc(int fd, const char* reason) noexcept {
+  return FdTable::word(fd) == 0 || stream::pin_to_tcp(fd, reason);
 }
 
-void leave_to_libc(const aiocb* request) noexcept {
-  if (request != nullptr) leave_to_libc(request->aio_fildes, "aio");
+bool leave_to_libc(const aiocb* request) noexcept {
+  return request == nullptr || leave_to_libc(request->aio_fildes, "aio");
 }
 
 /// libc is about to close the number below a FILE. It can be one of ours: fdopen() lets go of its
@@ -67,7 +68,7 @@ RSOCK_EXPORT FILE* fdopen(int fd, const char* mode) noexcept {
   if (FdTable::word(fd) != 0) {
     // stdio reads, writes and closes inside libc, past us: the stream stays on TCP, and the table
     // forgets the number, which fclose() will free without a word.
-    stream::pin_to_tcp(fd, "fdopen");
+    if (!stream::pin_to_tcp(fd, "fdopen")) return answer(-EAGAIN), nullptr;
     if (!let_go(fd)) return answer(-EBADF), nullptr;
   }
   return real.fdopen(fd, mode);
@@ -88,7 +89,7 @@ RSOCK_EXPORT FILE* freopen(const char* path, const char* mode, FILE* file) {
 }
 
 RSOCK_EXPORT int vdprintf(int fd, const char* format, va_list arguments) {
-  leave_to_libc(fd, "dprintf");
+  if (!leave_to_libc(fd, "dprintf")) return static_cast<int>(answer(-EAGAIN));
   return real.vdprintf(fd, format, arguments);
 }
 
@@ -101,7 +102,7 @@ RSOCK_EXPORT int dprintf(int fd, const char* format, ...) {
 }
 
 RSOCK_EXPORT int __vdprintf_chk(int fd, int flag, const char* format, va_list arguments) {
-  leave_to_libc(fd, "dprintf");
+  if (!leave_to_libc(fd, "dprintf")) return static_cast<int>(answer(-EAGAIN));
   return real.__vdprintf_chk(fd, flag, format, arguments);
 }
 
@@ -116,17 +117,19 @@ RSOCK_EXPORT int __dprintf_chk(int fd, int flag, const char* format, ...) {
 // struct aiocb64 is struct aiocb on 64-bit machines.
 
 RSOCK_EXPORT int aio_read(aiocb* request) noexcept {
-  leave_to_libc(request);
+  if (!leave_to_libc(request)) return static_cast<int>(answer(-EAGAIN));
   return real.aio_read(request);
 }
 
 RSOCK_EXPORT int aio_write(aiocb* request) noexcept {
-  leave_to_libc(request);
+  if (!leave_to_libc(request)) return static_cast<int>(answer(-EAGAIN));
   return real.aio_write(request);
 }
 
 RSOCK_EXPORT int lio_listio(int mode, aiocb* const list[], int count, sigevent* done) {
-  for (int i = 0; i < count; ++i) leave_to_libc(list[i]);
+  for (int i = 0; i < count; ++i) {
+    if (!leave_to_libc(list[i])) return static_cast<int>(answer(-EAGAIN));
+  }
   return real.lio_listio(mode, list, count, done);
 }
 

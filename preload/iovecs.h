@@ -68,13 +68,13 @@ inline ssize_t recv_buffer(Stream* s, int fd, void* buf, size_t n, int flags,
 }
 
 /// preadv2 and pwritev2 on a stream: with offset -1 they are readv and writev, RWF_NOWAIT is
-/// MSG_DONTWAIT (net/socket.c, sock_read_iter), and a real offset is refused. Anything else is the
-/// kernel's for good.
+/// MSG_DONTWAIT (net/socket.c, sock_read_iter), and a real offset is refused. Of other flags only
+/// the kernel knows, so the stream becomes its own for good; what we still have of it, either way,
+/// comes before the call all the same.
 inline bool plain_transfer(Stream* s, int fd, off_t offset, int flags) noexcept {
   if (s == nullptr || offset != -1) return false;
-  if ((flags & ~RWF_NOWAIT) == 0) return true;
-  stream::pin_to_tcp(fd, "preadv2 or pwritev2 with flags");
-  return false;
+  if ((flags & ~RWF_NOWAIT) != 0) (void)stream::pin_to_tcp(fd, "preadv2 or pwritev2 with flags");
+  return true;
 }
 
 inline int message_flags(int rwf) noexcept { return (rwf & RWF_NOWAIT) != 0 ? MSG_DONTWAIT : 0; }

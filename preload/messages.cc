@@ -10,19 +10,14 @@
 namespace rsock::preload {
 namespace {
 
-/// SOL_SOCKET control data asks for things that only the kernel does (time stamps, priorities).
-bool wants_kernel(int fd, const msghdr* msg) noexcept {
-  if (msg == nullptr) return true;  // EFAULT
-  if (msg->msg_controllen == 0) return false;
-  stream::pin_to_tcp(fd, "sendmsg with control data");
-  return true;
-}
-
 /// One message to a stream, in the library's convention.
 long send_message(Stream& s, int fd, const msghdr* msg, int flags) {
   auto kernel = in_kernel([&] { return real.sendmsg(fd, msg, flags); });
   if (const auto r = stream::send_by_kernel(s, flags, kernel)) return *r;
-  if (wants_kernel(fd, msg)) return kernel();
+  if (msg == nullptr) return kernel();  // EFAULT
+  // SOL_SOCKET control data asks for things that only the kernel does (time stamps, priorities). It
+  // gets the call once what we still have to send is out; a send waits for that, or says EAGAIN.
+  if (msg->msg_controllen != 0) (void)stream::pin_to_tcp(fd, "sendmsg with control data");
   return send_pieces(&s, fd, msg->msg_iov, msg->msg_iovlen, flags, kernel);
 }
 

@@ -97,6 +97,9 @@ Result<int> accept4(int fd, int flags) noexcept {
 }
 Result<void> shutdown(int fd, int how) noexcept { return result<void>(ask(SYS_shutdown, fd, how)); }
 Result<void> close(int fd) noexcept { return result<void>(ask(SYS_close, fd)); }
+Result<int> dup3(int fd, int onto, int flags) noexcept {
+  return result<int>(ask(SYS_dup3, fd, onto, flags));
+}
 Result<int> fcntl(int fd, int cmd, long arg) noexcept {
   return result<int>(ask(SYS_fcntl, fd, cmd, arg));
 }

@@ -45,6 +45,7 @@ Result<void> connect(int fd, const sockaddr* addr, socklen_t len) noexcept;
 Result<int> accept4(int fd, int flags) noexcept;
 Result<void> shutdown(int fd, int how) noexcept;
 Result<void> close(int fd) noexcept;
+Result<int> dup3(int fd, int onto, int flags) noexcept;
 Result<int> fcntl(int fd, int cmd, long arg = 0) noexcept;
 Result<int> ioctl_int(int fd, unsigned long request) noexcept;
 Result<void> getsockname(int fd, sockaddr* addr, socklen_t* len) noexcept;

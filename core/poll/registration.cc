@@ -49,12 +49,13 @@ void Item::on_path_changed(stream::Stream& s) noexcept {
 void Item::on_closed(stream::Stream& s) noexcept {
   Instance& in = *instance;
   MutexLock lock(in.mutex);
-  // The keeper goes on with a copy of the descriptor, so the file lives on, and so would what the
-  // kernel has of it here: the program would hear of a number that it has closed.
-  const bool adopted = s.adopted.load(std::memory_order_acquire);
+  // The keeper goes on with a copy of the descriptor, or close waits (SO_LINGER): the file lives
+  // on, and so would what the kernel has of it here. The program would hear of a number that it has
+  // closed.
+  const bool goes_on = s.has_channel.load(std::memory_order_acquire);
   const int number = fd;
-  in.forget_locked(*this, !adopted);
-  if (adopted) (void)os::epoll_ctl(in.epfd, EPOLL_CTL_DEL, number, nullptr);
+  in.forget_locked(*this, !goes_on);
+  if (goes_on) (void)os::epoll_ctl(in.epfd, EPOLL_CTL_DEL, number, nullptr);
 }
 
 void Instance::forget_locked(Item& item, bool registered) noexcept {

@@ -6,6 +6,7 @@
 
 #include "core/base/log.h"
 #include "core/os/os.h"
+#include "core/stream/bell_sleep.h"
 #include "core/stream/fd_table.h"
 
 namespace rsock::stream {
@@ -72,6 +73,42 @@ HandOver set_down_and_wait(Stream& s, Reason reason, const Patience& patience) n
       return o.ours ? HandOver::kOurs : HandOver::kTheirs;
     }
     nap.take(o.ours ? s.fd.load(std::memory_order_relaxed) : -1);
+  }
+}
+
+long wait_until_kernel_sends_locked(Stream& s, Deadline deadline,
+                                    const HandlerWatch& since) noexcept {
+  while (s.channel && s.tx.state != TxState::kKernel) {
+    std::shared_ptr<Channel> channel = s.channel;
+    const uint32_t bell = channel->tx_bell();
+    channel->tx_arm(transport::Sleep::kFutex);
+    (void)obey_tx_turn_locked(s);
+    if (s.tx.lied || channel->tx_failed()) return -EPROTO;
+    if (s.tx.state == TxState::kReplay) (void)flush_replay_locked(s);
+    if (s.tx.state == TxState::kKernel) break;
+    timespec storage;
+    const long e = sleep_on_bell(s.tx.mutex, std::move(channel), &Channel::tx_sleep, bell,
+                                 deadline.for_futex(&storage, true), since);
+    if (e != 0) return s.tx.state == TxState::kKernel ? 0 : e;
+  }
+  return 0;
+}
+
+/// Of what was published: not in the kernel yet, or not in the peer's memory.
+static uint64_t unsent_locked(Stream& s) noexcept RSOCK_REQUIRES(s.tx.mutex) {
+  if (!s.channel || s.tx.state == TxState::kKernel) return 0;
+  return s.tx.state == TxState::kReplay ? s.channel->tx_tail() - s.tx.replay_next
+                                        : s.channel->tx_undelivered();
+}
+
+bool kernel_sends_in_the_end_locked(Stream& s, int64_t stuck_ns) noexcept {
+  for (;;) {
+    const uint64_t before = unsent_locked(s);
+    const Deadline stuck = Deadline::after_ns(stuck_ns);
+    long e = -EINTR;
+    while (e == -EINTR) e = wait_until_kernel_sends_locked(s, stuck, HandlerWatch());
+    if (e == 0) return true;
+    if (e != -EAGAIN || unsent_locked(s) >= before) return false;
   }
 }
 

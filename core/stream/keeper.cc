@@ -6,6 +6,7 @@
 #include <sys/eventfd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <new>
 
 #include "core/base/clock.h"
@@ -61,6 +62,14 @@ bool open_descriptors(KeeperState& k) noexcept {
          keeper_watch(k.kick.get(), EPOLLIN, tagged(nullptr, KeeperTag::kKick));
 }
 
+/// A number for the day when the process has none. Without it, a close may have to wait.
+void make_reserve(KeeperInside& in) noexcept {
+  auto spare = os::dup_internal(in.state.wake.get());
+  if (!spare) return;
+  in.reserve_number.store(spare->get(), std::memory_order_relaxed);
+  in.reserve.store(spare->release(), std::memory_order_release);  // pairs with adopt_locked()
+}
+
 void wake_keeper() noexcept {
   const uint64_t one = 1;
   (void)os::write(keeper().wake.get(), &one, sizeof(one));
@@ -77,7 +86,7 @@ bool may_be_in_handler(KeeperInside& in) noexcept {
   return blocked != 0 && in.put_off.fetch_add(1, std::memory_order_relaxed) < kPutOff;
 }
 
-bool create_thread() noexcept {
+bool create_thread(void* (*run)(void*) noexcept, size_t stack) noexcept {
   sigset_t all;
   sigset_t old;
   sigfillset(&all);
@@ -88,10 +97,10 @@ bool create_thread() noexcept {
   for (int i = 0; i < 2 && !created; ++i) {
     pthread_attr_t attr;
     pthread_attr_init(&attr);
-    if (i == 0) pthread_attr_setstacksize(&attr, kStackBytes);
+    if (i == 0 && stack != 0) pthread_attr_setstacksize(&attr, stack);
     pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
     pthread_t thread;
-    created = pthread_create(&thread, &attr, &keeper_main, nullptr) == 0;
+    created = pthread_create(&thread, &attr, run, nullptr) == 0;
     pthread_attr_destroy(&attr);
   }
   pthread_sigmask(SIG_SETMASK, &old, nullptr);
@@ -102,12 +111,15 @@ bool create_thread() noexcept {
 /// descriptors that nobody knows of.
 bool start(KeeperInside& in) noexcept {
   MutexLock lock(in.mutex);
-  if (!in.state.epoll && !open_descriptors(in.state)) {
-    in.state = KeeperState{};
-    RSOCK_LOG(kWarn, "no descriptors for the helper thread: connections stay on TCP");
-    return false;
+  if (!in.state.epoll) {
+    if (!open_descriptors(in.state)) {
+      in.state = KeeperState{};
+      RSOCK_LOG(kWarn, "no descriptors for the helper thread: connections stay on TCP");
+      return false;
+    }
+    make_reserve(in);
   }
-  if (!create_thread()) {
+  if (!create_thread(&keeper_main, kStackBytes)) {
     RSOCK_LOG(kWarn, "no helper thread can be started: connections stay on TCP");
     return false;
   }
@@ -176,6 +188,11 @@ void ask_again_later(Stream& s, uint32_t generation) noexcept {
 }
 
 void set_first_pause(uint64_t ns) noexcept { g_first_pause_ns = ns; }
+
+void end_process() noexcept {
+  inside().first_thread_left.store(false, std::memory_order_relaxed);
+  if (!create_thread([](void*) noexcept -> void* { exit(0); }, 0)) exit(0);
+}
 
 /// A signal handler that finds kStarting leaves its request to whom it interrupted.
 static KeeperLife start_if_none(KeeperInside& in) noexcept {
@@ -248,9 +265,32 @@ void Keeper::watch_for_room(Stream& s) noexcept {
                       &event);
 }
 
+/// fd's file at the number of the reserve, or none.
+static Result<os::OwnedFd> copy_to_reserve(KeeperInside& in, int fd) noexcept {
+  // acq_rel pairs with who put it there: the number is the reserve's, and nobody else's.
+  const int spare = in.reserve.exchange(-1, std::memory_order_acq_rel);
+  if (spare < 0) return fail(EMFILE);
+  const auto copy = os::dup3(fd, spare, O_CLOEXEC);
+  if (copy) return os::OwnedFd(spare);
+  in.reserve.store(spare, std::memory_order_release);
+  return fail(value(copy.error()));
+}
+
+void Keeper::give_back(int fd) noexcept {
+  KeeperInside& in = inside();
+  os::OwnedFd last(fd);
+  // What was put at the reserve's number goes, and the number is the reserve's again: at no moment
+  // is it free for others to take.
+  if (fd >= 0 && fd == in.reserve_number.load(std::memory_order_relaxed) &&
+      os::dup3(in.state.wake.get(), fd, O_CLOEXEC)) {
+    in.reserve.store(last.release(), std::memory_order_release);
+  }
+}
+
 bool Keeper::adopt_locked(Stream& s, int fd) noexcept {
   // The program's number is about to be free: it has no fewer than before.
   auto copy = os::dup_internal_anywhere(fd);
+  if (!copy) copy = copy_to_reserve(inside(), fd);
   if (!copy) return false;
   move_watch_locked(s, copy->release());
   watch_for_room(s);
@@ -340,6 +380,7 @@ void Keeper::after_fork_child() noexcept {
   in.state.epoll.reset();
   in.state.wake.reset();
   in.state.kick.reset();
+  os::OwnedFd(in.reserve.load(std::memory_order_relaxed)).reset();
   new (&in) KeeperInside;
 }
 

@@ -37,6 +37,8 @@ class Keeper {
   /// The program closed fd, but a replay is owed: the keeper takes the stream over with a
   /// descriptor of its own. False: no descriptor to be had. tx and rx locks held.
   static bool adopt_locked(Stream& s, int fd) noexcept;
+  /// The descriptor of an adopted stream that is finished.
+  static void give_back(int fd) noexcept;
   /// The channel of s is gone; the stream may be lifted again when it is worth it.
   static void detached(Stream& s) noexcept;
   /// Waits until adopted streams have sent what they owe, at most so long.

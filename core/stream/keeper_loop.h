@@ -83,6 +83,10 @@ struct KeeperInside {
   std::atomic<bool> quit{false};        // it is to end
   std::atomic<bool> first_thread_left{false};
   std::atomic<int> adopted{0};
+  /// A descriptor that is kept for its number: for adopt_locked() in a process that has no other
+  /// left. -1 while there is none, or its number is in use.
+  std::atomic<int> reserve{-1};
+  std::atomic<int> reserve_number{-1};
   std::atomic<bool> called{false};  // a line has calls for the keeper's attention
   std::atomic<int> owing{0};  // streams that wait for a replay, either way (a hint for the timer)
 };
@@ -104,6 +108,11 @@ void remember_attached(Stream& s, uint64_t nonce) noexcept;
 void ask_again_later(Stream& s, uint32_t generation) noexcept;
 /// For tests: the first of these times.
 void set_first_pause(uint64_t ns) noexcept;
+
+/// exit(0), as libc does when the last thread ends (nptl, start_thread). In a thread of its own:
+/// what exit waits for (the answer to an end, replays) is the keeper's to hear, and exit handlers
+/// may fork.
+void end_process() noexcept;
 
 // --- keeper_thread.cc ---
 void* keeper_main(void*) noexcept;

@@ -15,6 +15,7 @@
 #include "core/os/os.h"
 #include "core/stream/counters.h"
 #include "core/stream/heat.h"
+#include "core/stream/keeper.h"
 #include "core/stream/keeper_loop.h"
 #include "core/stream/moves.h"
 #include "core/transport/shm/segment_pool.h"
@@ -48,7 +49,7 @@ void finish_if_adopted(Stream& s) noexcept {
     (void)take_channel_locked(s);
     fd = s.fd.exchange(-1, std::memory_order_relaxed);
   }
-  os::OwnedFd(fd).reset();
+  Keeper::give_back(fd);
   release_stream(s);
   inside().adopted.fetch_sub(1, std::memory_order_release);
 }
@@ -310,8 +311,7 @@ void* keeper_main(void*) noexcept {
       look = begin_look_for_rdma();
       last = is_last_thread();
     }
-    // As libc does when the last thread ends (nptl, start_thread); exit handlers may fork.
-    if (last) exit(0);
+    if (last) end_process();
     if (!look) continue;
     {
       const InsideLibrary guard;

@@ -56,7 +56,8 @@ Line::Line(LineOwner& owner, os::OwnedFd fd, bool opener, std::span<const uint8_
       queue_(new uint8_t[kQueueBytes]) {
   mine_.keyed = !key.empty();
   mine_.keeper = own;
-  deadline_ = monotonic_ns() + kGreetNs;
+  used_ns_ = monotonic_ns();
+  deadline_ = used_ns_ + kGreetNs;
 }
 
 Line::~Line() = default;
@@ -244,6 +245,12 @@ void Line::watch_locked(bool for_room) noexcept {
   (void)os::epoll_ctl(inside().state.epoll.get(), EPOLL_CTL_MOD, fd_.get(), &event);
 }
 
+/// A word was lost, and an order with a gap is none. Both keepers find the end by their next read.
+void Line::break_locked() noexcept {
+  broken_ = true;
+  (void)os::shutdown(fd_.get(), SHUT_RDWR);
+}
+
 void Line::send_message(const uint8_t* data, size_t n) noexcept {
   MutexLock lock(mutex_);
   if (!fd_ || broken_) return;
@@ -251,15 +258,11 @@ void Line::send_message(const uint8_t* data, size_t n) noexcept {
   if (queued_ == 0) {
     const auto sent = os::send(fd_.get(), data, n, MSG_DONTWAIT | MSG_NOSIGNAL);
     if (sent) done = *sent;
-    // Any error: the keeper finds it, by its next read.
-    if (!sent && !(sent.error() == EAGAIN) && !(sent.error() == EINTR)) return;
+    // Of no memory for one packet (ENOBUFS) the connection knows nothing.
+    if (!sent && !(sent.error() == EAGAIN) && !(sent.error() == EINTR)) return break_locked();
   }
   if (done == n) return;
-  if (n - done > kQueueBytes - queued_) {
-    broken_ = true;  // an order with a gap is none
-    (void)os::shutdown(fd_.get(), SHUT_RDWR);
-    return;
-  }
+  if (n - done > kQueueBytes - queued_) return break_locked();
   memcpy(queue_.get() + queued_, data + done, n - done);
   if (queued_ == 0) watch_locked(true);
   queued_ += n - done;

@@ -92,6 +92,10 @@ class Line final : public transport::WordLine, public KeeperSource {
   /// Takes the calls for attention since the last time. Keeper only.
   Calls take_calls() noexcept;
 
+  /// When a channel last had it, or one was about to. Kept by the table.
+  uint64_t used_ns() const noexcept { return used_ns_; }
+  void note_use(uint64_t now) noexcept { used_ns_ = now; }
+
   /// In a forked child: the descriptor closes, and nothing is said on it any more.
   void forget_in_child() noexcept;
 
@@ -108,12 +112,14 @@ class Line final : public transport::WordLine, public KeeperSource {
   void send_message(const uint8_t* data, size_t n) noexcept;
   void flush() noexcept;
   void watch_locked(bool for_room) noexcept RSOCK_REQUIRES(mutex_);
+  void break_locked() noexcept RSOCK_REQUIRES(mutex_);
 
   LineOwner& owner_;
   const bool opener_;
   const std::span<const uint8_t> key_;
   State state_ = State::kConnecting;
   uint64_t deadline_ = 0;
+  uint64_t used_ns_ = 0;
   wire::Endpoint local_{};
   wire::Endpoint remote_{};
   wire::Endpoint source_{};

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "core/base/clock.h"
+#include "core/base/log.h"
 #include "core/os/os.h"
 #include "core/stream/counters.h"
 #include "core/transport/endpoint.h"
@@ -16,6 +17,7 @@ namespace {
 constexpr int kBacklog = 64;
 constexpr int kAcceptsAtOnce = 16;
 constexpr uint64_t kPauseNs = 1'000'000'000;
+constexpr char kTooMany[] = "too many lines from other hosts";
 
 Result<os::OwnedFd> tcp_socket(int family) noexcept {
   return os::make_internal(
@@ -107,6 +109,30 @@ size_t LineTable::unproved() const noexcept {
   }));
 }
 
+size_t LineTable::accepted(const wire::Endpoint* from) const noexcept {
+  return static_cast<size_t>(std::count_if(lines_.begin(), lines_.end(), [=](const auto& line) {
+    return !line->opener() && !line->is_down() &&
+           (from == nullptr || same_address(line->remote(), *from));
+  }));
+}
+
+void LineTable::make_room(const wire::Endpoint* from, Line& newcomer) noexcept {
+  static constinit bool told = false;
+  if (!std::exchange(told, true))
+    RSOCK_LOG(kWarn, "%s: those without a stream are ended", kTooMany);
+  count_refusal(kTooMany);
+  Line* victim = &newcomer;
+  for (const auto& line : lines_) {
+    // Ours alone: no channel and no attempt has it.
+    if (line->opener() || line->is_down() || line.use_count() > 1 || line.get() == &newcomer ||
+        (from != nullptr && !same_address(line->remote(), *from))) {
+      continue;
+    }
+    if (victim == &newcomer || line->used_ns() < victim->used_ns()) victim = line.get();
+  }
+  victim->end(kTooMany);
+}
+
 void LineTable::on_event(uint32_t) noexcept {
   for (int i = 0; i < kAcceptsAtOnce; ++i) {
     auto fd = os::make_internal(
@@ -127,6 +153,11 @@ void LineTable::on_event(uint32_t) noexcept {
     auto line = std::make_shared<Line>(owner_, std::move(*fd), false, key_, own_);
     lines_.push_back(line);
     line->begin();
+    if (line->is_down()) continue;
+    const wire::Endpoint from = line->remote();
+    const auto limit = static_cast<size_t>(os::rlimit_nofile_soft());
+    if (accepted(&from) > std::min(kMostOfOneAddress, limit / 16)) make_room(&from, *line);
+    if (accepted(nullptr) > std::min(kMostAccepted, limit / 8)) make_room(nullptr, *line);
   }
 }
 
@@ -134,9 +165,16 @@ uint64_t LineTable::run_timers(uint64_t now) noexcept {
   uint64_t next = UINT64_MAX;
   // Not by iterator: an end may begin something, and a line with it.
   for (size_t i = 0; i < lines_.size(); ++i) {
+    const bool used = lines_[i].use_count() > 1;
     const std::shared_ptr<Line> line = lines_[i];
     if (now >= line->deadline()) line->end("the peer's keeper does not answer");
     next = std::min(next, line->deadline());
+    if (used) {
+      line->note_use(now);
+    } else if (!line->opener() && line->is_open()) {
+      if (now >= line->used_ns() + kIdleNs) line->end("no stream uses it");
+      next = std::min(next, line->used_ns() + kIdleNs);
+    }
   }
   std::erase_if(lines_, [](const auto& line) { return line->is_down(); });
   if (paused_) {

@@ -4,9 +4,11 @@
 // go of what is down. Two keepers that open a line to each other at the same moment keep both: each
 // channel stays on its own. Ownership: lines are shared with the channels that speak on them. A
 // line that is down leaves the table in run_timers(), never in the middle of an event. Thread
-// safety: keeper only; forget_in_child() in a forked child. Trust: anybody can connect here. At
-// most kMostUnproved that have not proved themselves, each for 3 s, and never a wait for any of
-// them.
+// safety: keeper only; forget_in_child() in a forked child. Trust: anybody can connect here, and
+// without a key prove himself. At most kMostUnproved that have not, each for 3 s; of those that
+// have, so many in all and from one address that the program keeps nearly all of its descriptors.
+// One that no channel uses goes after kIdleNs, or when another one needs its place: who comes with
+// a stream finds one, and a stranger pushes out strangers.
 #pragma once
 
 #include <memory>
@@ -20,6 +22,9 @@ namespace rsock::stream {
 class LineTable final : public KeeperSource {
  public:
   static constexpr size_t kMostUnproved = 64;
+  static constexpr size_t kMostAccepted = 1024;
+  static constexpr size_t kMostOfOneAddress = 256;
+  static constexpr uint64_t kIdleNs = 60'000'000'000;
 
   LineTable(LineOwner& owner, std::span<const uint8_t> key, uint64_t own) noexcept
       : owner_(owner), key_(key), own_(own) {}
@@ -48,6 +53,10 @@ class LineTable final : public KeeperSource {
 
  private:
   size_t unproved() const noexcept;
+  /// Lines that others opened and that live; from this address, or, with null, in all.
+  size_t accepted(const wire::Endpoint* from) const noexcept;
+  /// Ends one of them that no channel uses, the longest unused first; else `newcomer`.
+  void make_room(const wire::Endpoint* from, Line& newcomer) noexcept;
   bool bind_any(int family) noexcept;
 
   LineOwner& owner_;

@@ -70,6 +70,9 @@ void attend(Stream& s) noexcept;
 void judge_unread(Stream& s) noexcept;
 /// Receiver, after the peer has gone: nothing of what it published in the channel is missing.
 bool all_received_locked(Stream& s) noexcept RSOCK_REQUIRES(s.rx.mutex);
+/// Receiver: TCP's end can be judged. Over a line FIN may overtake the word about it, and what has
+/// arrived over the path until then need not be all that was published.
+bool end_known_locked(Stream& s) noexcept RSOCK_REQUIRES(s.rx.mutex);
 /// Why a stream whose channel failed has to be reset.
 Reason failure_of(Stream& s) noexcept;
 /// The peer broke the protocol, or went with bytes of ours that nobody counted: both directions

@@ -144,6 +144,7 @@ Reason make_pair(RemoteAttempt& a, bool* later) noexcept {
   const auto why = [](Errno e) -> Reason {
     if (e == ENOMEM) return "locked memory (memlock) is too low";
     if (e == EMFILE || e == ENFILE) return "no descriptor left";
+    if (e == ENOSPC) return "the RDMA device has too few receive entries";
     if (e == EUSERS) return kNoRoom;
     if (e == ENODEV) return "the RDMA device was removed";
     return "the RDMA device refused";

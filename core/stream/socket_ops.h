@@ -48,8 +48,9 @@ void on_accept(int listener, int fd, int flags) noexcept;
 /// call before_close(copy) first, under no circumstances afterwards.
 void on_dup(int fd, int copy) noexcept;
 /// The number fd is about to be closed or replaced. Everything the peer must get is handed over
-/// here; afterwards the caller performs the real close. Never blocks. False: fd is internal to the
-/// library; the call must answer EBADF and touch nothing.
+/// here; afterwards the caller performs the real close. Waits only as SO_LINGER asks, and where the
+/// process has no descriptor for what must follow. False: fd is internal to the library; the call
+/// must answer EBADF and touch nothing.
 bool before_close(int fd) noexcept;
 /// [first, last] without our internal descriptors: calls `range(a, b)` for each gap. For
 /// close_range and closefrom.

@@ -2,9 +2,13 @@
 
 #include <fcntl.h>
 
+#include <algorithm>
+#include <optional>
+
 #include "core/base/log.h"
 #include "core/os/os.h"
 #include "core/os/owned_fd.h"
+#include "core/stream/hand_over.h"
 #include "core/stream/holders.h"
 #include "core/stream/keeper.h"
 #include "core/stream/moves.h"
@@ -49,11 +53,12 @@ void end_tx_locked(Stream& s) noexcept RSOCK_REQUIRES(s.tx.mutex) {
   Keeper::kick_peer_locked(s);
 }
 
-bool lingers_zero(int fd) noexcept {
+/// Seconds of SO_LINGER, if it is set.
+std::optional<int> linger_of(int fd) noexcept {
   linger now{};
   socklen_t len = sizeof(now);
-  return os::getsockopt(fd, SOL_SOCKET, SO_LINGER, &now, &len) && now.l_onoff != 0 &&
-         now.l_linger == 0;
+  if (!os::getsockopt(fd, SOL_SOCKET, SO_LINGER, &now, &len) || now.l_onoff == 0) return {};
+  return now.l_linger;
 }
 
 /// The keeper closes in the program's place, and must not wait there as SO_LINGER asks a closing
@@ -63,36 +68,69 @@ void close_without_waiting(int fd) noexcept {
   (void)os::setsockopt(fd, SOL_SOCKET, SO_LINGER, &never, sizeof(never));
 }
 
+/// SO_LINGER with a time: close waits until the peer has acknowledged every byte, a signal comes or
+/// the time is over (sk_stream_wait_close() in net/core/stream.c, also with O_NONBLOCK). What is
+/// left of it is the kernel's, for FIN.
+void linger_locked(Stream& s, int fd, int seconds, const HandlerWatch& since) noexcept
+    RSOCK_REQUIRES(s.tx.mutex) {
+  constexpr int64_t kSecondNs = 1'000'000'000;
+  const Deadline deadline = Deadline::after_ns(seconds * kSecondNs);
+  (void)wait_until_kernel_sends_locked(s, deadline, since);
+  const auto left = static_cast<int64_t>(deadline.remaining_ns());
+  const linger rest{1, static_cast<int>(std::max<int64_t>((left + kSecondNs - 1) / kSecondNs, 1))};
+  if (rest.l_linger < seconds) (void)os::setsockopt(fd, SOL_SOCKET, SO_LINGER, &rest, sizeof(rest));
+}
+
+/// What was sent is not out yet: the keeper goes on. Where there is no descriptor for that, this
+/// close waits: the answer to an end takes one turn of the network, a replay as long as the peer
+/// takes to read. True: the kernel has everything, or the connection is reset.
+bool sent_or_adopted_locked(Stream& s, int fd) noexcept RSOCK_REQUIRES(s.tx.mutex) {
+  {
+    MutexLock rx(s.rx.mutex);
+    if (Keeper::adopt_locked(s, fd)) {
+      if (sole_holder(s)) close_without_waiting(fd);  // fd is open until we return
+      return false;
+    }
+  }
+  if (!kernel_sends_in_the_end_locked(s, kStuckNs)) {
+    RSOCK_LOG(kError, "fd %d: no descriptor left to finish sending: connection reset", fd);
+    make_close_reset(fd);
+    finish_tx_locked(s);
+  }
+  return true;
+}
+
 /// The last descriptor goes. True: the stream is finished; false: the keeper carries on with it.
 /// *last is the channel, if there was one: its doorbell's number must stay taken until nobody
 /// watches it any more.
 bool close_last(Stream& s, int fd, std::shared_ptr<Channel>* last) noexcept {
+  const HandlerWatch since;
   MutexLock tx(s.tx.mutex);
-  MutexLock rx(s.rx.mutex);
-  s.closed.store(true, std::memory_order_release);
-  if (s.tx.barred) {
-    s.tx.barred = false;
-    s.tx.gate.give_back();
+  bool reset = false;
+  bool alone = false;  // with another holder this close ends nothing
+  {
+    MutexLock rx(s.rx.mutex);
+    s.closed.store(true, std::memory_order_release);
+    if (s.tx.barred) {
+      s.tx.barred = false;
+      s.tx.gate.give_back();
+    }
+    if (!s.channel) return true;
+    alone = sole_holder(s);
+    reset = unread_in_channel_locked(s) && alone;
   }
-  if (!s.channel) return true;
-  // With another holder this close ends nothing.
-  const bool reset = unread_in_channel_locked(s) && sole_holder(s);
+  const auto lingers = linger_of(fd);
   if (reset) make_close_reset(fd);
-  if (reset || lingers_zero(fd)) {
+  if (reset || lingers == 0) {
     // RST tells the peer; what it has in its ring it may still read, as from its kernel's queue.
     if (s.tx.state != TxState::kKernel) finish_tx_locked(s);
   } else {
     end_tx_locked(s);
-    if (s.tx.state != TxState::kKernel) {
-      if (Keeper::adopt_locked(s, fd)) {
-        if (sole_holder(s)) close_without_waiting(fd);  // fd is open until we return
-        return false;
-      }
-      RSOCK_LOG(kError, "fd %d: no descriptor left to finish sending: connection reset", fd);
-      make_close_reset(fd);
-      finish_tx_locked(s);
-    }
+    if (s.tx.state != TxState::kKernel && lingers && alone) linger_locked(s, fd, *lingers, since);
+    if (s.tx.state != TxState::kKernel && !sent_or_adopted_locked(s, fd)) return false;
   }
+  MutexLock rx(s.rx.mutex);
+  if (!s.channel) return true;  // went while we waited
   if (s.rx.state != RxState::kKernel) finish_rx_locked(s);
   *last = take_channel_locked(s);
   (*last)->wake_local();  // threads that still wait meet `closed`
@@ -183,6 +221,11 @@ bool before_close(int fd) noexcept {
     return true;
   }
   std::shared_ptr<Channel> last;
+  // Before a close that waits: no epoll instance reports of it meanwhile (__fput() in
+  // fs/file_table.c).
+  if (s->has_channel.load(std::memory_order_acquire) && linger_of(fd).value_or(0) > 0) {
+    unlink_watchers(*s);
+  }
   const bool finished = close_last(*s, fd, &last);
   unlink_watchers(*s);
   last.reset();

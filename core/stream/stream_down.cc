@@ -237,6 +237,11 @@ bool all_received_locked(Stream& s) noexcept {
   return s.rx.offset.load(std::memory_order_relaxed) >= *start + s.channel->rx_published();
 }
 
+bool end_known_locked(Stream& s) noexcept {
+  return s.channel->decides_alone() || s.channel->rx_replayed() ||
+         s.peer_gone.load(std::memory_order_acquire);
+}
+
 void maybe_detach(Stream& s) noexcept {
   if (!s.has_channel.load(std::memory_order_acquire)) return;
   std::shared_ptr<Channel> channel;

@@ -243,7 +243,13 @@ bool pin_to_tcp(int fd, const char* reason, bool will_send) noexcept {
       Deadline::after_ns(kHandOverNs),
       wait ? Deadline::from_option(s->snd_timeout_ns.load(std::memory_order_relaxed))
            : Deadline::after_ns(0)};
-  return set_down_and_wait(*s, reason, patience) != HandOver::kOurs;
+  (void)set_down_and_wait(*s, reason, patience);
+  // Over a queue pair the peer may not even have said where it is (HandOver::kTheirs): whoever may
+  // wait for it does.
+  const HandlerWatch since;
+  MutexLock lock(s->tx.mutex);
+  if (wait) (void)wait_until_kernel_sends_locked(*s, patience.ours, since);
+  return s->tx.state == TxState::kKernel;
 }
 
 void pin_passed_descriptors(const msghdr* msg) noexcept {

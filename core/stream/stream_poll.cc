@@ -5,6 +5,7 @@
 // direction is over; ERR on an error.
 
 #include <poll.h>
+#include <sys/ioctl.h>
 
 #include "core/os/os.h"
 #include "core/stream/moves.h"
@@ -20,6 +21,7 @@ struct Halves {
   bool ask_kernel_in = false;   // the kernel's IN, RDHUP count
   bool ask_kernel_out = false;  // the kernel's OUT counts
   bool died_silently = false;   // no word in the channel about an end that TCP may tell of
+  bool end_unknown = false;     // TCP's end may be none: the word that explains it is on its way
 };
 
 void look_at_rx(Stream& s, Halves* h) noexcept {
@@ -37,6 +39,8 @@ void look_at_rx(Stream& s, Halves* h) noexcept {
     h->ask_kernel_in = true;
     h->died_silently = s.peer_gone.load(std::memory_order_acquire) &&
                        !s.rx.fin_seen.load(std::memory_order_relaxed);
+    // As recv() has it (judge_kernel_end): it would say EAGAIN.
+    h->end_unknown = s.rx.await_replay.load(std::memory_order_relaxed) && !end_known_locked(s);
     return;
   }
   Channel& ch = *s.channel;
@@ -105,6 +109,10 @@ short ready_events(Stream& s, int fd, short interest) noexcept {
     // nothing can be sent either.
     if (!h.ask_kernel_in) k = static_cast<short>(k & ~(POLLIN | POLLRDNORM));
     if (!h.ask_kernel_out) k = static_cast<short>(k & ~kOut);
+    if (h.end_unknown && (k & POLLRDHUP) != 0 && (k & POLLERR) == 0) {
+      const auto queued = os::ioctl_int(fd, FIONREAD);
+      if (queued && *queued == 0) k = static_cast<short>(k & ~(kIn | POLLRDHUP | POLLHUP));
+    }
     if ((k & POLLRDHUP) != 0 && h.died_silently) {
       judge_unread(s);
       if (s.error.load(std::memory_order_relaxed) != 0) k |= POLLERR | POLLHUP | kOut;

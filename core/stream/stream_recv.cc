@@ -137,7 +137,7 @@ bool met_the_end(Stream& s) noexcept {
 
 /// The kernel half; what a clean end means when a replay is still owed to us. It is clean only if
 /// TCP gave everything that the sender had published (D10).
-long judge_kernel_end(Stream& s, long r, bool may_wait) noexcept {
+long judge_kernel_end(Stream& s, long r, bool may_wait, Deadline deadline) noexcept {
   const bool died =
       s.peer_gone.load(std::memory_order_acquire) && !s.rx.fin_seen.load(std::memory_order_relaxed);
   const bool owed = s.rx.await_replay.load(std::memory_order_acquire);
@@ -147,20 +147,26 @@ long judge_kernel_end(Stream& s, long r, bool may_wait) noexcept {
     if (const int e = take_error(s); e != 0) return -e;
   }
   if (!owed) return 0;
-  for (long nap_ns = 100'000;; nap_ns = std::min(nap_ns * 2, 10'000'000L)) {
-    {
-      MutexLock lock(s.rx.mutex);
-      if (!s.channel || all_received_locked(s)) return 0;
-      if (s.channel->decides_alone() || s.peer_gone.load(std::memory_order_acquire)) {
-        s.rx.await_replay.store(false, std::memory_order_relaxed);
-        return -ECONNRESET;
-      }
+  HandlerWatch since;
+  MutexLock lock(s.rx.mutex);
+  for (;;) {
+    if (deadline.is_never()) since.begin_again();
+    std::shared_ptr<Channel> channel = s.channel;
+    if (!channel) return 0;
+    const uint32_t bell = channel->rx_bell();
+    channel->rx_arm(transport::Sleep::kFutex);
+    if (end_known_locked(s)) {
+      if (all_received_locked(s)) return 0;
+      s.rx.await_replay.store(false, std::memory_order_relaxed);
+      return -ECONNRESET;
     }
     // FIN has overtaken the word that the replay is complete; else the line ends, as the peer's
-    // process did.
+    // process did. For the program that is a wait for bytes like any other.
     if (!may_wait) return -EAGAIN;
-    timespec nap{0, nap_ns};
-    (void)os::ppoll(nullptr, 0, &nap, nullptr, 0);
+    timespec storage;
+    const long e = sleep_on_bell(s.rx.mutex, std::move(channel), &Channel::rx_sleep, bell,
+                                 deadline.for_futex(&storage, false), since);
+    if (e != 0) return e;
   }
 }
 
@@ -213,7 +219,10 @@ std::optional<long> recv_by_kernel(Stream& s, int flags, KernelCall kernel) {
   }
   const bool may_wait =
       (flags & MSG_DONTWAIT) == 0 && !s.nonblocking.load(std::memory_order_relaxed);
-  const long r = judge_kernel_end(s, kernel(), may_wait);
+  // From the beginning: the kernel's wait and ours are one to the program.
+  const Deadline deadline =
+      Deadline::from_option(may_wait ? s.rcv_timeout_ns.load(std::memory_order_relaxed) : 0);
+  const long r = judge_kernel_end(s, kernel(), may_wait, deadline);
   // RSOCK_STRICT shut the connection while this call waited: that is no end of the stream.
   if (const int e = strict_error(s); __builtin_expect(e != 0, 0) && r <= 0) return -e;
   return count_received(s, r, flags);

@@ -1,6 +1,7 @@
 // The entries of sockets, data, messages and waiting, over a core that only remembers.
 //
 // The entries are linked into this program, so that every call below is an intercepted one.
+#include <aio.h>
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -129,7 +130,44 @@ TEST_F(Entries, FlagsThatOnlyTheKernelKnowsKeepTheStreamOnTcp) {
   char c = 'x';
   iovec iov{&c, 1};
   EXPECT_EQ(::pwritev2(ours(), &iov, 1, -1, RWF_DSYNC), 1);
-  EXPECT_THAT(calls(), ElementsAre(with_fd("pin_to_tcp", " preadv2 or pwritev2 with flags")));
+  // As a send: what the stream still owes on TCP comes first.
+  EXPECT_THAT(calls(), ElementsAre(with_fd("pin_to_tcp", " preadv2 or pwritev2 with flags"),
+                                   with_fd("send", " 1 0")));
+}
+
+TEST_F(Entries, WhatTheStreamStillHasComesBeforeTheKernelsCall) {
+  behaviour().pins = false;
+  behaviour().send = [](const iovec*, size_t, int) -> long { return -EAGAIN; };
+  behaviour().recv = [](const iovec*, size_t, int) -> long { return 1; };
+  char c = 'x';
+  iovec iov{&c, 1};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = "";
+  const msghdr msg{nullptr, 0, &iov, 1, control, sizeof(control), 0};
+  EXPECT_EQ(::pwritev2(ours(), &iov, 1, -1, RWF_DSYNC), -1);
+  EXPECT_EQ(errno, EAGAIN);
+  EXPECT_EQ(::preadv2(ours(), &iov, 1, -1, RWF_HIPRI), 1);
+  errno = 0;
+  EXPECT_EQ(::sendmsg(ours(), &msg, 0), -1);
+  EXPECT_EQ(errno, EAGAIN);
+}
+
+/// stdio and aio would write past us, in front of what is still to come.
+TEST_F(Entries, LibcGetsNoStreamThatStillHasToSend) {
+  behaviour().pins = false;
+  errno = 0;
+  EXPECT_EQ(::fdopen(ours(), "r+"), nullptr);
+  EXPECT_EQ(errno, EAGAIN);
+  errno = 0;
+  EXPECT_EQ(::dprintf(ours(), "x"), -1);
+  EXPECT_EQ(errno, EAGAIN);
+  aiocb request{};
+  request.aio_fildes = ours();
+  errno = 0;
+  EXPECT_EQ(::aio_write(&request), -1);
+  EXPECT_EQ(errno, EAGAIN);
+  aiocb* const list[] = {&request};
+  EXPECT_EQ(::lio_listio(LIO_WAIT, list, 1, nullptr), -1);
+  EXPECT_EQ(errno, EAGAIN);
 }
 
 TEST_F(Entries, ReceivingTellsNoAddressAsTcpDoes) {
@@ -239,7 +277,8 @@ TEST_F(Entries, ControlDataKeepsTheStreamOnTcp) {
   const int fd = other();
   memcpy(CMSG_DATA(cmsg), &fd, sizeof(fd));
   EXPECT_EQ(::sendmsg(ours(), &msg, 0), 1);
-  EXPECT_THAT(calls(), ElementsAre(with_fd("pin_to_tcp", " sendmsg with control data")));
+  EXPECT_THAT(calls(), ElementsAre(with_fd("pin_to_tcp", " sendmsg with control data"),
+                                   with_fd("send", " 1 0")));
 
   fake::reset();  // now nobody's stream
   EXPECT_EQ(::sendmsg(ours(), &msg, 0), 1);

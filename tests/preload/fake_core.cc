@@ -139,7 +139,7 @@ long setsockopt(Stream&, int fd, int, int name, const void*, socklen_t, KernelCa
 void on_set_flags(Stream&, int flags) noexcept { note("on_set_flags %d", flags); }
 bool pin_to_tcp(int fd, const char* reason, bool) noexcept {
   note("pin_to_tcp %d %s", fd, reason);
-  return true;
+  return behaviour().pins;
 }
 void pin_passed_descriptors(const msghdr*) noexcept { note("pin_passed_descriptors"); }
 void prepare_fork() noexcept { note("prepare_fork"); }

@@ -1,7 +1,10 @@
 // The line between two keepers: both prove themselves, words keep their order, whatever else comes
 // ends it.
 
+#include <sys/resource.h>
+
 #include "core/base/clock.h"
+#include "core/os/os.h"
 #include "core/stream/line_table.h"
 #include "core/wire/mac.h"
 #include "tests/stream/impostor.h"
@@ -242,6 +245,26 @@ TEST_F(LineOfKeepers, OfAnotherVersionIsNone) {
   EXPECT_TRUE(t.line->is_down());
 }
 
+/// No memory for one packet: the word is lost, and the words behind it would be believed.
+TEST_F(LineOfKeepers, IsDownForBothWhenAWordCouldNotBeSent) {
+  Two t("", "");
+  ASSERT_TRUE(t.left->is_open());
+  {
+    const auto real = os::door();
+    os::set_door([](long n, long a, long b, long c, long d, long e, long f) noexcept -> long {
+      return n == SYS_sendto ? -ENOBUFS : raw_syscall(n, a, b, c, d, e, f);
+    });
+    t.left->say(1, wire::Word::kReady, 0);
+    os::set_door(real);
+  }
+  t.left->say(1, wire::Word::kStart, 5);
+  t.turn();
+  EXPECT_TRUE(t.two.words.empty()) << "START without READY";
+  EXPECT_TRUE(t.left->is_down());
+  EXPECT_TRUE(t.right->is_down());
+  EXPECT_EQ(t.one.downs + t.two.downs, 2);
+}
+
 // --- the table
 // -------------------------------------------------------------------------------------
 
@@ -260,6 +283,22 @@ struct Table {
     visitors.push_back(fd);
     table.on_event(EPOLLIN);
   }
+  /// As any stranger can where there is no key.
+  void prove_last() {
+    uint8_t bytes[wire::kGreetingSize + wire::kProofSize];
+    wire::Greeting mine;
+    mine.challenge = 4711 + visitors.size();
+    wire::encode(mine, *reinterpret_cast<uint8_t(*)[wire::kGreetingSize]>(bytes));
+    wire::encode(wire::Proof{},
+                 *reinterpret_cast<uint8_t(*)[wire::kProofSize]>(bytes + wire::kGreetingSize));
+    EXPECT_EQ(::send(visitors.back(), bytes, sizeof(bytes), MSG_NOSIGNAL),
+              static_cast<ssize_t>(sizeof(bytes)));
+    const std::shared_ptr<Line> line = table.all().back();
+    EXPECT_TRUE(eventually([&] {
+      line->on_event(EPOLLIN);
+      return line->is_open() || line->is_down();
+    }));
+  }
   NotingOwner owner;
   stream::LineTable table;
   std::vector<int> visitors;
@@ -270,6 +309,48 @@ TEST_F(LineOfKeepers, TableBoundsThoseThatHaveNotProvedThemselves) {
   for (size_t i = 0; i < stream::LineTable::kMostUnproved + 6; ++i) t.visit();
   EXPECT_EQ(t.table.all().size(), stream::LineTable::kMostUnproved);
   EXPECT_NE(refused().find("\"too many unproved lines\":6"), std::string::npos);
+}
+
+/// Without a key anybody opens lines, and each is a descriptor of the program's process.
+TEST_F(LineOfKeepers, TableBoundsThoseThatAreOpen) {
+  rlimit before{};
+  ::getrlimit(RLIMIT_NOFILE, &before);
+  rlimit few = before;
+  few.rlim_cur = 512;
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
+  Table t;
+  std::shared_ptr<Line> used;  // as a channel has it
+  for (size_t i = 0; i < 200; ++i) {
+    t.visit();
+    t.prove_last();
+    if (i == 0) used = t.table.all().front();
+    (void)t.table.run_timers(monotonic_ns());
+    EXPECT_LE(t.table.all().size(), 512u / 16);
+    if (i >= 150) {  // those that were turned out are gone
+      ::close(t.visitors.front());
+      t.visitors.erase(t.visitors.begin());
+    }
+  }
+  EXPECT_TRUE(used->is_open());
+  EXPECT_TRUE(t.table.all().back()->is_open()) << "who comes last finds room";
+  EXPECT_NE(refused().find("\"too many lines from other hosts\":168"), std::string::npos)
+      << refused();
+  ::setrlimit(RLIMIT_NOFILE, &before);
+}
+
+TEST_F(LineOfKeepers, TableEndsAnOpenLineThatNoChannelUses) {
+  Table t;
+  t.visit();
+  t.prove_last();
+  std::shared_ptr<Line> used = t.table.all().front();
+  const uint64_t later = monotonic_ns() + 2 * stream::LineTable::kIdleNs;
+  (void)t.table.run_timers(later);
+  ASSERT_TRUE(used->is_open());
+  used.reset();
+  EXPECT_EQ(t.table.run_timers(later + 1), later + stream::LineTable::kIdleNs);
+  EXPECT_EQ(t.table.all().size(), 1u);
+  (void)t.table.run_timers(later + stream::LineTable::kIdleNs);
+  EXPECT_TRUE(t.table.all().empty());
 }
 
 TEST_F(LineOfKeepers, TableEndsTheSilentAfterThreeSeconds) {

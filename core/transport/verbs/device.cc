@@ -95,6 +95,14 @@ bool Device::set_up(uint32_t max_streams) noexcept {
   }
   max_streams_ = std::min({wanted_streams, static_cast<uint32_t>(limits.max_qp) / 2 + 1,
                            (most_entries - receives_count_) / slots});
+  if (context_->device->transport_type == IBV_TRANSPORT_IWARP) {
+    max_streams_ = std::min(max_streams_, streams_for_receives(receives_count_, data_slots_));
+    RSOCK_LOG(kInfo, "iWARP: the shared receive queue has room for %u streams", max_streams_);
+    if (max_streams_ == 0) {
+      errno = ENOSPC;
+      return false;
+    }
+  }
   numa_node_ = numa_node_of(context_);
   pd_ = lib.ibv_alloc_pd(context_);
   if (pd_ == nullptr) return false;
@@ -115,8 +123,11 @@ bool Device::set_up(uint32_t max_streams) noexcept {
   wanted.attr.max_sge = 1;
   srq_ = lib.ibv_create_srq(pd_, &wanted);
   if (srq_ == nullptr) return false;
-  receives_.reset(new (std::nothrow) uint64_t[receives_count_]());
+  constexpr size_t kPage = 64 * 1024;  // the largest there is
+  const size_t size = (receives_count_ * sizeof(uint64_t) + kPage - 1) / kPage * kPage;
+  receives_.reset(static_cast<uint64_t*>(std::aligned_alloc(kPage, size)));
   if (!receives_) return false;
+  std::fill_n(receives_.get(), receives_count_, 0);
   receive_mr_ =
       lib.reg_mr(pd_, receives_.get(), receives_count_ * sizeof(uint64_t), IBV_ACCESS_LOCAL_WRITE);
   if (receive_mr_ == nullptr) return false;

@@ -36,6 +36,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <cstdlib>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -89,6 +90,13 @@ struct QueuePair {
   uint64_t partner = 0;  // the peer's keeper; 0: none, the memory is not used again
   RingMemory memory;     // ours: what we send from, what the peer writes into
 };
+
+/// Streams on a device whose shared receive queue must never be empty (iWARP: a SEND without an
+/// entry there ends the connection): each peer may have its whole send queue on the way, of which
+/// every second entry is a SEND, and its credits.
+constexpr uint32_t streams_for_receives(uint32_t receives, uint32_t data_slots) noexcept {
+  return receives / (data_slots / 2 + kCreditSlots);
+}
 
 class Device : public std::enable_shared_from_this<Device> {
  public:
@@ -199,7 +207,12 @@ class Device : public std::enable_shared_from_this<Device> {
   ibv_cq* cq_ = nullptr;
   ibv_srq* srq_ = nullptr;
   ibv_mr* receive_mr_ = nullptr;
-  std::unique_ptr<uint64_t[]> receives_;  // 8 bytes an entry, for SENDs without immediates
+  struct Free {
+    void operator()(uint64_t* p) const noexcept { std::free(p); }
+  };
+  // 8 bytes an entry, for SENDs without immediates. In pages of its own: after ibv_fork_init() a
+  // forked child has none of them.
+  std::unique_ptr<uint64_t[], Free> receives_;
   uint32_t receives_count_ = 0;
   Mutex queue_mutex_;
   struct Entry {

@@ -6,6 +6,7 @@
 #include <atomic>
 
 #include "core/base/inside.h"
+#include "core/base/log.h"
 #include "core/os/os.h"
 #include "core/os/owned_fd.h"
 
@@ -53,6 +54,12 @@ bool kernel_knows_rdma() noexcept {
 
 }  // namespace
 
+bool prepare_for_forks(int (*status)(), int (*init)()) noexcept {
+  constexpr int kUnneeded = 2;  // IBV_FORK_UNNEEDED: the kernel copies at fork
+  if (status != nullptr && status() == kUnneeded) return true;
+  return init != nullptr && init() == 0;
+}
+
 const RdmaLibrary* RdmaLibrary::load() noexcept {
   if (g_spent.load(std::memory_order_relaxed)) return nullptr;
   if (const RdmaLibrary* l = get()) return l;
@@ -65,6 +72,14 @@ const RdmaLibrary* RdmaLibrary::load() noexcept {
   void* const rdmacm = ibverbs != nullptr ? dlopen("librdmacm.so.1", kFlags) : nullptr;
   if (rdmacm == nullptr) return refuse("rdma-core is not installed");
   if (!find_all(rdmacm, ibverbs)) return refuse("rdma-core is too old");
+  // Not in the table: an rdma-core that lacks the first of them will do.
+  int (*status)() = nullptr;
+  int (*init)() = nullptr;
+  (void)find(ibverbs, "ibv_is_fork_initialized", status);
+  (void)find(ibverbs, "ibv_fork_init", init);
+  if (!prepare_for_forks(status, init)) {
+    RSOCK_LOG(kWarn, "ibv_fork_init failed: a fork may disturb streams on RDMA");
+  }
   // release pairs with the acquire in get(): the pointers are whole.
   g_loaded.store(&g_library, std::memory_order_release);
   return &g_library;

@@ -32,6 +32,13 @@ namespace rsock::transport::verbs {
                       F(ibv_wc_status_str) F(ibv_create_qp) F(ibv_destroy_qp) F(ibv_open_device) \
                           F(ibv_close_device) F(ibv_query_gid) F(ibv_get_device_name)
 
+/// Before the first registration: where a forked child's pages are not copies from the start
+/// (before Linux 5.12), a write of either process to a page that the device uses could part the
+/// two, and ibv_fork_init() keeps such pages out of children. `status`: ibv_is_fork_initialized(),
+/// or null where rdma-core has none. False: it is needed, and the library refused (a program that
+/// has registered memory by itself).
+bool prepare_for_forks(int (*status)(), int (*init)()) noexcept;
+
 struct RdmaLibrary {
 #define RSOCK_DECLARE(name) decltype(&::name) name = nullptr;
   RSOCK_RDMA_FUNCTIONS(RSOCK_DECLARE)

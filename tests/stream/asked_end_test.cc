@@ -1,0 +1,240 @@
+// The end of a stream where it is a question to the peer (a queue pair): what close, SO_LINGER and
+// recv do until the answer is there.
+
+#include <signal.h>
+
+#include <thread>
+
+#include "core/base/clock.h"
+#include "tests/stream/asking.h"
+
+namespace rsock {
+namespace {
+
+using namespace rsock::testing;
+
+/// Descriptors that the kernel refuses to make.
+std::atomic<bool> g_no_descriptor{false};
+
+long door(long number, long a, long b, long c, long d, long e, long f) noexcept {
+  const bool makes = number == SYS_fcntl && (b == F_DUPFD_CLOEXEC || b == F_DUPFD);
+  return makes && g_no_descriptor ? -EMFILE : raw_syscall(number, a, b, c, d, e, f);
+}
+[[maybe_unused]] const bool g_installed = (os::set_door(&door), true);
+
+void set_linger(int fd, int seconds) {
+  const linger l{1, seconds};
+  ASSERT_EQ(::setsockopt(fd, SOL_SOCKET, SO_LINGER, &l, sizeof(l)), 0);
+}
+
+class AskedEnd : public ::testing::Test {
+ protected:
+  void SetUp() override { configure_without_lifts(); }
+  void TearDown() override { g_no_descriptor = false; }
+};
+
+TEST_F(AskedEnd, CloseReturnsAndFinWaitsForTheAnswer) {
+  Asking a;
+  Stream& s = a.left_stream();
+  ASSERT_EQ(do_send(a.connection.left, "last", 4), 4);
+  close_fd(std::exchange(a.connection.left, -1));
+  EXPECT_TRUE(a.left->end_asked());
+  char buffer[16];
+  EXPECT_EQ(do_recv(a.connection.right, buffer, sizeof(buffer)), 4);
+  EXPECT_EQ(poll_one(a.connection.right, POLLIN, 100), 0) << "FIN before the answer";
+  a.left->answer_end();
+  Asking::tend(s);
+  EXPECT_EQ(do_recv(a.connection.right, buffer, sizeof(buffer)), 0);
+}
+
+TEST_F(AskedEnd, CloseWaitsWhereThereIsNoDescriptorForTheRest) {
+  Asking a;
+  ASSERT_EQ(do_send(a.connection.left, "last", 4), 4);
+  std::thread peer([&] {
+    nap_us(200'000);
+    a.left->answer_end();
+  });
+  g_no_descriptor = true;
+  const uint64_t began = monotonic_ns();
+  close_fd(std::exchange(a.connection.left, -1));
+  g_no_descriptor = false;
+  EXPECT_GT(seconds_since(began), 0.15);
+  peer.join();
+  char buffer[16];
+  EXPECT_EQ(do_recv(a.connection.right, buffer, sizeof(buffer)), 4);
+  EXPECT_EQ(do_recv(a.connection.right, buffer, sizeof(buffer)), 0);
+}
+
+TEST_F(AskedEnd, CloseWithoutADescriptorEndsAlsoIfThePeerNeverAnswers) {
+  Asking a;
+  ASSERT_EQ(do_send(a.connection.left, "last", 4), 4);
+  g_no_descriptor = true;
+  const uint64_t began = monotonic_ns();
+  close_fd(std::exchange(a.connection.left, -1));
+  g_no_descriptor = false;
+  EXPECT_LT(seconds_since(began), 10);
+  char buffer[16];
+  EXPECT_EQ(do_recv(a.connection.right, buffer, sizeof(buffer)), 4);
+  EXPECT_EQ(::recv(a.connection.right, buffer, sizeof(buffer), 0), -1) << "a clean end";
+  EXPECT_EQ(errno, ECONNRESET);
+}
+
+TEST_F(AskedEnd, LingerWaitsForTheAnswerAlsoWithoutBlocking) {
+  for (const bool nonblocking : {false, true}) {
+    Asking a;
+    if (nonblocking) set_nonblocking(a.connection.left);
+    set_linger(a.connection.left, 20);
+    ASSERT_EQ(do_send(a.connection.left, "last", 4), 4);
+    std::thread peer([&] {
+      nap_us(300'000);
+      a.left->answer_end();
+    });
+    const uint64_t began = monotonic_ns();
+    close_fd(std::exchange(a.connection.left, -1));
+    EXPECT_GT(seconds_since(began), 0.25);
+    EXPECT_LT(seconds_since(began), 10);
+    peer.join();
+    char buffer[16];
+    EXPECT_EQ(do_recv(a.connection.right, buffer, sizeof(buffer)), 4);
+    EXPECT_EQ(do_recv(a.connection.right, buffer, sizeof(buffer)), 0);
+  }
+}
+
+TEST_F(AskedEnd, LingerEndsWithItsTimeAndTheBytesStillGo) {
+  Asking a;
+  Stream& s = a.left_stream();
+  set_linger(a.connection.left, 1);
+  ASSERT_EQ(do_send(a.connection.left, "last", 4), 4);
+  const uint64_t began = monotonic_ns();
+  close_fd(std::exchange(a.connection.left, -1));
+  EXPECT_GT(seconds_since(began), 0.95);
+  EXPECT_LT(seconds_since(began), 4);
+  a.left->answer_end();
+  Asking::tend(s);
+  char buffer[16];
+  EXPECT_EQ(do_recv(a.connection.right, buffer, sizeof(buffer)), 4);
+  EXPECT_EQ(do_recv(a.connection.right, buffer, sizeof(buffer)), 0);
+}
+
+void on_signal(int) {}
+
+/// signal(7) does not name close; sk_stream_wait_close() ends with any signal, and close says 0.
+TEST_F(AskedEnd, LingerEndsWithASignal) {
+  Asking a;
+  Stream& s = a.left_stream();
+  struct sigaction act {};
+  act.sa_handler = on_signal;
+  act.sa_flags = SA_RESTART;
+  sigaction(SIGUSR1, &act, nullptr);
+  set_linger(a.connection.left, 30);
+  ASSERT_EQ(do_send(a.connection.left, "last", 4), 4);
+  std::atomic<bool> closed{false};
+  std::thread closer([&] {
+    close_fd(std::exchange(a.connection.left, -1));
+    closed = true;
+  });
+  EXPECT_TRUE(eventually([&] { return a.left->end_asked(); }));
+  nap_us(50'000);
+  EXPECT_FALSE(closed);
+  EXPECT_TRUE(eventually([&] {
+    pthread_kill(closer.native_handle(), SIGUSR1);
+    return closed.load();
+  }));
+  closer.join();
+  a.left->answer_end();
+  Asking::tend(s);
+}
+
+TEST_F(AskedEnd, LingerOfNothingResets) {
+  Asking a;
+  set_linger(a.connection.left, 0);
+  ASSERT_EQ(do_send(a.connection.left, "lost", 4), 4);
+  close_fd(std::exchange(a.connection.left, -1));
+  a.right->peer_leaves();
+  {
+    const MutexLock lock(stream::inside().mutex);
+    stream::tend_after_hang_up(a.right_stream());
+  }
+  char buffer[16];
+  EXPECT_EQ(do_recv(a.connection.right, buffer, sizeof(buffer)), 4) << "queued before RST";
+  EXPECT_EQ(do_recv(a.connection.right, buffer, sizeof(buffer)), -ECONNRESET);
+}
+
+// --- FIN overtakes the word that what was frozen is in the TCP stream
+// -------------------------------
+
+struct Overtaken : AskedEnd {
+  /// Right has frozen what left sends, has all of it, and FIN; not the word.
+  void SetUp() override {
+    AskedEnd::SetUp();
+    a = std::make_unique<Asking>();
+    a->right->hold_replayed(true);
+    stream::set_down(a->right_stream(), "test");
+    Asking::tend(a->left_stream());
+    ASSERT_EQ(do_shutdown(a->connection.left, SHUT_WR), 0);
+    ASSERT_TRUE(eventually([&] {
+      pollfd p{fd(), POLLRDHUP, 0};
+      return ::poll(&p, 1, 0) == 1;
+    }));
+  }
+  int fd() const { return a->connection.right; }
+  std::unique_ptr<Asking> a;
+  char byte = 0;
+};
+
+TEST_F(Overtaken, RecvWithATimeLimitSaysEagainInTime) {
+  const timeval limit{0, 200'000};
+  ASSERT_EQ(stream::setsockopt(
+                *FdTable::stream(fd()), fd(), SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit),
+                [&]() -> long {
+                  return ::setsockopt(fd(), SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
+                }),
+            0);
+  std::thread late([&] {  // a test that fails must end
+    nap_us(1'500'000);
+    a->right->hold_replayed(false);
+  });
+  const uint64_t began = monotonic_ns();
+  EXPECT_EQ(do_recv(fd(), &byte, 1), -EAGAIN);
+  EXPECT_LT(seconds_since(began), 1.4);
+  late.join();
+}
+
+TEST_F(Overtaken, AHandlerWithoutRestartEndsTheWait) {
+  struct sigaction act {};
+  act.sa_handler = on_signal;
+  sigaction(SIGUSR1, &act, nullptr);
+  std::atomic<long> result{1};
+  std::thread reader([&] { result = do_recv(fd(), &byte, 1); });
+  nap_us(100'000);
+  EXPECT_TRUE(eventually(
+      [&] {
+        if (result == 1) pthread_kill(reader.native_handle(), SIGUSR1);
+        return result != 1;
+      },
+      4'000));
+  EXPECT_EQ(result, -EINTR);
+  a->right->hold_replayed(false);
+  reader.join();
+}
+
+TEST_F(Overtaken, TheWaitEndsWithTheWord) {
+  std::thread word([&] {
+    nap_us(100'000);
+    a->right->hold_replayed(false);
+  });
+  EXPECT_EQ(do_recv(fd(), &byte, 1), 0);
+  word.join();
+}
+
+TEST_F(Overtaken, PollSaysReadableWhenRecvHasAnAnswer) {
+  set_nonblocking(fd());
+  EXPECT_EQ(do_recv(fd(), &byte, 1), -EAGAIN);
+  EXPECT_EQ(poll_one(fd(), POLLIN | POLLRDHUP, 50), 0) << "a loop would turn for nothing";
+  a->right->hold_replayed(false);
+  EXPECT_EQ(poll_one(fd(), POLLIN, 1'000), POLLIN);
+  EXPECT_EQ(do_recv(fd(), &byte, 1), 0);
+}
+
+}  // namespace
+}  // namespace rsock
