@@ -37,9 +37,10 @@ Instance::Arrivals Instance::arrivals(Item& item) noexcept {
 }
 
 /// EPOLLET: is there something that the last report did not know? While the kernel carries a
-/// direction the kernel's own edges are the news of it, and once, that it came to do so. In the
-/// ring: more bytes than then; room is news only to who was told to wait for it (SOCK_NOSPACE), or
-/// after ADD and MOD.
+/// direction the kernel's own edges are the news of it, and once, that it came to do so: but not if
+/// only because the peer let go. Then the end is the news, in one edge with all that holds, and the
+/// kernel may hear of it later than we do. In the ring: more bytes than then; room is news only to
+/// who was told to wait for it (SOCK_NOSPACE), or after ADD and MOD.
 bool Instance::is_edge_locked(Item& item, uint32_t events, const Arrivals& arrivals) noexcept {
   constexpr uint32_t kRoom = EPOLLOUT | EPOLLWRNORM | EPOLLWRBAND;
   stream::Stream& s = *item.stream;
@@ -47,7 +48,8 @@ bool Instance::is_edge_locked(Item& item, uint32_t events, const Arrivals& arriv
   const bool local = std::exchange(item.local_news, false);
   const uint32_t said = std::exchange(item.kernel_said, 0);
   const bool tx_by_kernel = !s.tx.gate.managed();
-  const bool tx_moved = std::exchange(item.tx_by_kernel, tx_by_kernel) != tx_by_kernel;
+  const bool tx_moved = std::exchange(item.tx_by_kernel, tx_by_kernel) != tx_by_kernel &&
+                        !(tx_by_kernel && s.peer_gone.load(std::memory_order_acquire));
   const bool rx_moved = std::exchange(item.rx_by_kernel, arrivals.by_kernel) != arrivals.by_kernel;
   const bool room =
       (events & kRoom) != 0 &&

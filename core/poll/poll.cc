@@ -230,7 +230,11 @@ long PollCall::sleep(const Deadline& deadline, const sigset_t* sigmask) noexcept
     // something else.
     if (channel->drain_wait_fd()) stream::wake_watchers_except(s, watcher);
     stream::arm_for_poll(*channel, fds_[i].events);
-    kernel_[used++] = pollfd{channel->wait_fd(), POLLIN, 0};
+    // A doorbell that has hung up says nothing any more, and says it for ever: until the kernel has
+    // heard of the end, too, this thread would not sleep. (If it hangs up now, the bell rings.)
+    if (!s.peer_gone.load(std::memory_order_acquire)) {
+      kernel_[used++] = pollfd{channel->wait_fd(), POLLIN, 0};
+    }
     // Parts that the kernel still owns are watched there as well.
     const short part = stream::kernel_part(s, fds_[i].events);
     kernel_[i] = pollfd{part != 0 ? fds_[i].fd : -1, part, 0};

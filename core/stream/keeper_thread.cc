@@ -267,10 +267,16 @@ void tend_after_hang_up(Stream& s) noexcept {
     // The news may be older than the channel that is there now: it is asked once more.
     MutexLock lock(s.rx.mutex);
     if (!s.channel || !s.channel->peer_let_go()) return;
-    s.peer_gone.store(true, std::memory_order_release);
   }
   s.tcp_event.store(true, std::memory_order_release);
+  // Before the program's threads may see it: they would call back what the dead has not read, and
+  // put it on a connection that its kernel is about to end.
   judge_unread(s);
+  {
+    MutexLock lock(s.rx.mutex);
+    if (!s.channel) return;  // taken meanwhile; only this thread attaches another
+    s.peer_gone.store(true, std::memory_order_release);
+  }
   tend(s);
 }
 

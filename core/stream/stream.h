@@ -84,6 +84,7 @@ struct RxSide {
   std::atomic<uint64_t> offset{0};
   RxState state = RxState::kKernel;   // written under mutex
   bool ring_done = false;             // nothing more to come from the attached channel
+  bool end_due = false;               // the peer let go without a word: TCP will say what that was
   bool shut = false;                  // SHUT_RD
   std::atomic<bool> fin_seen{false};  // the end was reached: recv says 0, whatever comes later
   uint64_t off_tcp = 0;               // bytes of `offset` that never were on TCP; under mutex

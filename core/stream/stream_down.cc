@@ -44,6 +44,7 @@ void leave_ring_locked(Stream& s, TurnKind turn) noexcept {
   if (turn == TurnKind::kFrozen || unknown)
     s.rx.await_replay.store(true, std::memory_order_release);
   if (turn == TurnKind::kEnded) s.rx.fin_seen.store(true, std::memory_order_relaxed);
+  s.rx.end_due = turn == TurnKind::kOpen && s.rx.state == RxState::kRing;
   finish_rx_locked(s);
 }
 
@@ -211,6 +212,7 @@ void set_down(Stream& s, Reason reason) noexcept {
     ++s.set_downs;
     s.rx.want_ready.store(false, std::memory_order_relaxed);
     freeze_rx_locked(s);
+    s.rx.end_due = false;  // somebody needs the kernel's stream now
     s.channel->wake_peer();
     Keeper::kick_peer_locked(s);
     s.rx.kicked_ns = monotonic_ns();
@@ -258,6 +260,13 @@ void maybe_detach(Stream& s) noexcept {
     if (s.rx.await_replay.load(std::memory_order_relaxed)) {
       if (!s.channel->rx_replayed() && !nothing_owed_locked(s)) return;
       s.rx.await_replay.store(false, std::memory_order_relaxed);
+    }
+    // A process that dies lets go of the channel a moment before its kernel sends FIN. To give the
+    // kernel its registrations back in between makes it report, edge-triggered, a stream that is
+    // writable and nothing else. The keeper comes again with the first sign on TCP.
+    if (s.rx.end_due && !s.closed.load(std::memory_order_relaxed) &&
+        os::poll_now(s.fd.load(std::memory_order_relaxed), POLLIN | POLLRDHUP) == 0) {
+      return;
     }
     channel = take_channel_locked(s);
     closed = s.closed.load(std::memory_order_relaxed);

@@ -127,6 +127,7 @@ bool attach(Stream& s, uint32_t generation, uint64_t cookie, std::shared_ptr<Cha
     s.tx.ring_done = s.rx.ring_done = false;
     s.path_failed = false;
     s.path_failed_ns = 0;
+    s.rx.end_due = false;
     s.tcp_event.store(false, std::memory_order_relaxed);
     s.peer_gone.store(false, std::memory_order_relaxed);
     s.rx.await_replay.store(false, std::memory_order_relaxed);

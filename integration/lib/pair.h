@@ -99,6 +99,11 @@ void open_stream(struct Pair*);      /* connected and warm: lifted where that is
 void open_cold_stream(struct Pair*); /* connected only */
 void warm_up_as_client(int fd);
 void warm_up_as_server(int fd);
+/* One end sends until its bytes go another way than TCP, where a lift is due; else a block. The other
+ * end takes them, or (in the middle of the warm-up) sends them back. */
+void send_until_lifted(int fd);
+void receive_until_lifted(int fd);
+void pong_until_lifted(int fd);
 
 /* Data: byte i of every transfer is a fixed function of i, so that any loss is named by offset. */
 uint8_t pattern_at(uint64_t offset);

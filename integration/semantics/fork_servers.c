@@ -53,7 +53,9 @@ static void greet_then_fork(struct Pair* pair) {
   int listener = listen_on_loopback(pair, AF_INET, 16);
   for (int i = 0; i < kClients; ++i) {
     int fd = (int)CHECKED(accept(listener, NULL, NULL));
-    pong_as_server(fd, kWarmUpRounds + kAfterLiftRounds / 2);
+    pong_as_server(fd, kWarmUpRounds);
+    pong_until_lifted(fd);
+    pong_as_server(fd, kAfterLiftRounds / 2);
     pid_t child = (pid_t)CHECKED(fork());
     if (child == 0) {
       pong_as_server(fd, kAfterLiftRounds - kAfterLiftRounds / 2);

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "core/base/thread_signals.h"
+#include "core/stream/keeper_loop.h"
 #include "tests/stream/loopback.h"
 
 namespace rsock::testing {
@@ -34,23 +35,39 @@ class Handler : public ::testing::Test {
   }
   void TearDown() override { sigaction(SIGUSR1, &before_, nullptr); }
 
-  /// Signals this thread in 100 ms, and ends its wait in another way 3 s later.
-  template <typename End>
-  std::thread signal_soon(End end) {
-    return std::thread([target = pthread_self(), end, this] {
-      usleep(100'000);
+  /// Signals this thread once `spinning` holds, and ends its wait in another way later: in most
+  /// tests too late.
+  template <typename Spinning, typename End>
+  std::thread signal_once(Spinning spinning, End end, int after_ms = 20'000) {
+    return std::thread([target = pthread_self(), spinning, end, after_ms, this] {
+      EXPECT_TRUE(eventually(spinning));
       pthread_kill(target, SIGUSR1);
-      for (int i = 0; i < 300 && !over_.load(); ++i) usleep(10'000);
+      for (int i = 0; i < after_ms / 10 && !over_.load(); ++i) usleep(10'000);
       end();
     });
+  }
+
+  /// A connection whose keeper has done all that it had to do after the lift: who spins lets go of
+  /// the lock, and sleeps, for whoever else wants it.
+  static Connection quiet() {
+    Connection c = Connection::make();
+    EXPECT_TRUE(ping_until_lifted(c));
+    EXPECT_TRUE(eventually([] { return stream::inside().owing.load() == 0; }));
+    return c;
   }
 
   /// What a recv on an idle lifted stream says.
   long recv_meanwhile(bool restart) {
     g_restart = restart;
-    Connection c = Connection::make();
-    EXPECT_TRUE(ping_until_lifted(c));
-    std::thread other = signal_soon([&] { do_send(c.right, "x", 1); });
+    Connection c = quiet();
+    Stream& s = *FdTable::stream(c.left);
+    const auto spins = [&s] {  // it does so under its lock
+      if (!s.rx.mutex.try_lock()) return true;
+      s.rx.mutex.unlock();
+      return false;
+    };
+    std::thread other = signal_once(
+        spins, [&] { do_send(c.right, "x", 1); }, restart ? 1'000 : 20'000);
     char byte;
     const long r = do_recv(c.left, &byte, 1);
     over_ = true;
@@ -68,17 +85,20 @@ TEST_F(Handler, DoesNotEndARecvThatRestarts) { EXPECT_EQ(recv_meanwhile(true), 1
 
 TEST_F(Handler, EndsASendThatWasSpinningWithWhatItTook) {
   g_restart = true;  // bytes were taken: the count is the answer, whatever SA_RESTART says
-  Connection c = Connection::make();
-  ASSERT_TRUE(ping_until_lifted(c));
+  Connection c = quiet();
   static char bulk[1 << 20];
-  std::thread other = signal_soon([&] {
-    static char sink[sizeof(bulk)];
-    for (size_t got = 0; got < sizeof(bulk);) {
-      const long r = do_recv(c.right, sink, sizeof(sink), over_ ? MSG_DONTWAIT : 0);
-      if (r <= 0) break;
-      got += static_cast<size_t>(r);
-    }
-  });
+  const auto& sent = FdTable::stream(c.left)->sent[static_cast<int>(stream::PathKind::kShm)];
+  const uint64_t full = sent.load() + 65'536;
+  std::thread other =
+      signal_once([&] { return sent.load() >= full; },
+                  [&] {
+                    static char sink[sizeof(bulk)];
+                    for (size_t got = 0; got < sizeof(bulk);) {
+                      const long r = do_recv(c.right, sink, sizeof(sink), over_ ? MSG_DONTWAIT : 0);
+                      if (r <= 0) break;
+                      got += static_cast<size_t>(r);
+                    }
+                  });
   const long r = do_send(c.left, bulk, sizeof(bulk));
   over_ = true;
   other.join();

@@ -335,7 +335,10 @@ TEST_F(HostileRendezvous, ACallerOfAnotherUserIsNotEvenHeard) {
   wake_interest(c);
   Impostor peer(c.right);
   ASSERT_TRUE(peer.call_up());  // the name is there
-  peer.hang_up();
+  // Until the keeper has heard that we are off again: a caller that comes before is turned away as
+  // the second one, and nobody asks who it is.
+  ::shutdown(peer.call, SHUT_WR);
+  ASSERT_TRUE(peer.hung_up());
   EXPECT_TRUE(Impostor::as_nobody([&] {
     if (!peer.call_up()) return false;
     peer.take(make_memory());
