@@ -118,7 +118,7 @@ bool Device::take_event_and_poll() noexcept {
 
 void Device::serve_event() noexcept {
   if (take_event_and_poll()) found_by_others_.fetch_add(1, std::memory_order_relaxed);
-  arm(enough_for_arrivals());
+  arm_for_others();
   (void)poll();
 }
 
@@ -131,7 +131,8 @@ uint64_t Device::on_event() noexcept {
     found_seen_ = others;
     active_ns_ = now;
     watching_.store(true, std::memory_order_seq_cst);
-    if (behind_.load(std::memory_order_seq_cst) != 0) arm(Armed::kAll);
+    arm_for_others();
+    (void)poll();
     nap_ns_ = std::clamp(2 * nap_ns_, kFirstNapNs, kLongestNapNs);
     return nap_ns_;
   }
@@ -140,7 +141,7 @@ uint64_t Device::on_event() noexcept {
   if (active) active_ns_ = now;
   if (now - active_ns_ < kQuietNs) {
     watching_.store(true, std::memory_order_seq_cst);
-    arm(enough_for_arrivals());
+    arm_for_others();
     return poll() ? kFirstNapNs : kWatchNs;
   }
   // Whoever finds it false arms for all completions, also for those of its own writes.

@@ -142,6 +142,8 @@ class Device : public std::enable_shared_from_this<Device> {
   void strike(std::atomic<uint32_t>& bell) noexcept { wait_.strike(bell); }
   /// The completion channel may be readable: for who waited for that in sleep().
   void serve_event() noexcept;
+  /// One sleep word more, or less, is set: its thread may rely on an event.
+  void count_sleeping(int more) noexcept { sleeping_.fetch_add(more, std::memory_order_seq_cst); }
   /// One channel more, or less, has bytes that only a completion of its own writes pushes out.
   void count_behind(int more) noexcept { behind_.fetch_add(more, std::memory_order_seq_cst); }
   /// The completion channel: the keeper's epoll has it, with EPOLLEXCLUSIVE. Readable: call
@@ -230,10 +232,18 @@ class Device : public std::enable_shared_from_this<Device> {
                ? Armed::kArrivals
                : Armed::kAll;
   }
+  /// For who has taken an event: others may rely on the next one. seq_cst, here and in arm(): who
+  /// is counted too late for this finds the queue unarmed, and arms it.
+  void arm_for_others() noexcept {
+    if (sleeping_.load(std::memory_order_seq_cst) != 0 ||
+        behind_.load(std::memory_order_seq_cst) != 0)
+      arm(enough_for_arrivals());
+  }
   bool take_event_and_poll() noexcept;
   bool poll() noexcept;
   std::atomic<Armed> armed_{Armed::kNo};
   bool in_flight() noexcept;
+  std::atomic<int> sleeping_{0};         // sleep words that are set
   std::atomic<int> behind_{0};           // channels that wait for completions of their own writes
   std::atomic<bool> watching_{false};    // the keeper looks every 20 ms
   uint64_t nap_ns_ = 0;                  // keeper only

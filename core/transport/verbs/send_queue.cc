@@ -21,6 +21,8 @@ constexpr uint32_t kEager = 4;
 constexpr uint64_t kBulk = 16 * 1024;
 /// Most writes of one call, where each is a packet (QueuePair::packets).
 constexpr uint32_t kChain = 32;
+/// Bytes that may arrive before a sleeping receiver is woken, if more follow at once.
+constexpr uint64_t kLongestQuiet = 64 * 1024;
 /// Without one for so long an entry is signalled, so that the send queue empties.
 constexpr uint32_t kSignalEvery = 16;
 
@@ -35,8 +37,8 @@ uint32_t VerbsChannel::slots_for(uint64_t n) const noexcept {
 }
 
 /// One call of the device for one span of the ring; the last entry tells of all of it.
-bool VerbsChannel::post_locked(uint64_t offset, uint32_t n, uint32_t immediate,
-                               bool signal) noexcept {
+bool VerbsChannel::post_locked(uint64_t offset, uint32_t n, uint32_t immediate, bool signal,
+                               bool solicited) noexcept {
   ibv_send_wr entries[kChain + 1];
   ibv_sge pieces[kChain + 1];
   const uint32_t slots = slots_for(n);
@@ -73,8 +75,8 @@ bool VerbsChannel::post_locked(uint64_t offset, uint32_t n, uint32_t immediate,
     last.send_flags = IBV_SEND_INLINE;
     pieces[slots - 1] = ibv_sge{reinterpret_cast<uint64_t>(&immediate), sizeof(immediate), 0};
   }
-  // Solicited: the peer's keeper sleeps for arrivals only (device.h).
-  last.send_flags |= IBV_SEND_SOLICITED;
+  // Solicited: who sleeps at the peer is woken (device.h).
+  if (solicited) last.send_flags |= IBV_SEND_SOLICITED;
   if (signal) last.send_flags |= IBV_SEND_SIGNALED;
   ibv_send_wr* bad = nullptr;
   // The doorbell of a software device is write(2) (post_send_db() in rdma-core's
@@ -99,14 +101,15 @@ void VerbsChannel::note_behind_locked(bool behind) noexcept {
   behind_ = behind;
 }
 
-/// Posts what there is. False: something is left that a completion has to push out.
-bool VerbsChannel::push_locked() noexcept {
-  const bool all = post_what_fits_locked();
+/// Posts what there is. False: something is left that a completion has to push out. `more`: this
+/// call will push again, so the receiver need not be woken yet.
+bool VerbsChannel::push_locked(bool more) noexcept {
+  const bool all = post_what_fits_locked(more);
   note_behind_locked(!all);
   return all;
 }
 
-bool VerbsChannel::post_what_fits_locked() noexcept {
+bool VerbsChannel::post_what_fits_locked(bool more) noexcept {
   if (!connected_ || failure_.load(memory_order_relaxed) != nullptr) return true;
   push_credit_locked();
   for (;;) {
@@ -123,7 +126,12 @@ bool VerbsChannel::post_what_fits_locked() noexcept {
     // The last of what there is: it tells that all is delivered, and what gathers meanwhile waits
     // for it.
     const bool signal = n == left || unsignalled_ + slots_for(n) + 1 > kSignalEvery;
-    if (!post_locked(from, static_cast<uint32_t>(n), static_cast<uint32_t>(n), signal)) return true;
+    // Waking a sleeper costs more than a few pages take; a longer way behind would cost bandwidth.
+    quiet_bytes_ += n;
+    const bool solicited = (n == left && !more) || quiet_bytes_ >= kLongestQuiet;
+    if (solicited) quiet_bytes_ = 0;
+    if (!post_locked(from, static_cast<uint32_t>(n), static_cast<uint32_t>(n), signal, solicited))
+      return true;
     posted_.store(from + n, memory_order_relaxed);
   }
 }
@@ -133,21 +141,21 @@ void VerbsChannel::push_credit_locked() noexcept {
   if (wanted == credit_sent_ || used_ + slots_for(0) > pair_.data_slots + kCreditSlots) return;
   const uint32_t n = static_cast<uint32_t>(wanted - credit_sent_);
   const bool signal = unsignalled_ + 2 * slots_for(0) > kSignalEvery;
-  if (post_locked(delivered_.load(memory_order_relaxed), 0, kCreditBit | n, signal))
+  if (post_locked(delivered_.load(memory_order_relaxed), 0, kCreditBit | n, signal, true))
     credit_sent_ = wanted;
 }
 
 /// True: all is posted. False: the keeper will hear of the completion that posts the rest, if no
 /// thread does.
-bool VerbsChannel::push() noexcept {
+bool VerbsChannel::push(bool more) noexcept {
   {
     MutexLock lock(post_mutex_);
-    if (push_locked()) return true;
+    if (push_locked(more)) return true;
   }
   (void)device_->progress();
   {
     MutexLock lock(post_mutex_);
-    if (push_locked()) return true;
+    if (push_locked(more)) return true;
   }
   device_->need_events();
   (void)device_->progress();  // what completed before the queue was armed
@@ -173,7 +181,7 @@ void VerbsChannel::on_sent(const ibv_wc& wc) noexcept {
   const uint64_t before = delivered_.load(memory_order_relaxed);
   const uint64_t step = (wc.wr_id - before) & ((uint64_t{1} << 48) - 1);
   if (step < uint64_t{1} << 47) delivered_.store(before + step, memory_order_relaxed);
-  (void)push_locked();
+  (void)push_locked(false);
 }
 
 }  // namespace rsock::transport::verbs

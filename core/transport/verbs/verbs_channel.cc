@@ -64,6 +64,8 @@ VerbsChannel::~VerbsChannel() {
     MutexLock lock(post_mutex_);
     note_behind_locked(false);
   }
+  (void)take_sleep(rx_.rx_sleep);
+  (void)take_sleep(tx_.tx_sleep);
   device_->retire(std::move(pair_));
   line_->attention(nonce_);
 }
@@ -148,7 +150,7 @@ void VerbsChannel::look_for_end() noexcept {
 }
 
 void VerbsChannel::wake_receiver() noexcept {
-  const uint32_t bits = rx_.rx_sleep.exchange(0, memory_order_seq_cst);
+  const uint32_t bits = take_sleep(rx_.rx_sleep);
   if ((bits & wire::kSleepFutex) != 0) device_->strike(rx_.rx_bell);
   if ((bits & wire::kSleepDoorbell) != 0) ring_doorbell();
 }
@@ -158,7 +160,7 @@ void VerbsChannel::wake_sender_if_roomy() noexcept {
   const uint64_t used = tx_.tail.load(memory_order_relaxed) -
                         (tx_.head.load(memory_order_relaxed) & ring::kCountMask);
   if (capacity() - used < capacity() / 3) return;
-  const uint32_t bits = tx_.tx_sleep.exchange(0, memory_order_seq_cst);
+  const uint32_t bits = take_sleep(tx_.tx_sleep);
   if ((bits & wire::kSleepFutex) != 0) device_->strike(tx_.tx_bell);
   if ((bits & wire::kSleepDoorbell) != 0) ring_doorbell();
 }
@@ -192,7 +194,8 @@ size_t VerbsChannel::tx_write(const iovec* iov, size_t n, size_t skip, size_t li
     // The first piece of many leaves while the others are copied; the rest in as few calls as there
     // are large writes.
     if (done == moved || posted_.load(memory_order_relaxed) + kLongestWrite <= writer_.tail())
-      (void)push();
+      // `more` only if there is room for it: what it promises must follow.
+      (void)push(done < limit && !from.done() && writer_.room(1) != 0);
   } while (done < limit && !from.done());
   if (done != 0 && posted_.load(memory_order_relaxed) != writer_.tail()) (void)push();
   return done;
@@ -282,16 +285,31 @@ bool VerbsChannel::rx_failed() const noexcept {
 uint32_t VerbsChannel::rx_bell() noexcept { return rx_.rx_bell.load(memory_order_acquire); }
 uint32_t VerbsChannel::tx_bell() noexcept { return tx_.tx_bell.load(memory_order_acquire); }
 
+/// Counted from before the word is set until after it is taken: the device keeps its queue armed
+/// while anybody may sleep.
+void VerbsChannel::arm_sleep(std::atomic<uint32_t>& word, Sleep how) noexcept {
+  device_->count_sleeping(1);
+  if (word.fetch_or(static_cast<uint32_t>(how), memory_order_seq_cst) != 0)
+    device_->count_sleeping(-1);
+}
+
+uint32_t VerbsChannel::take_sleep(std::atomic<uint32_t>& word) noexcept {
+  const uint32_t bits = word.exchange(0, memory_order_seq_cst);
+  if (bits != 0) device_->count_sleeping(-1);
+  return bits;
+}
+
 void VerbsChannel::rx_arm(Sleep how) noexcept {
   // seq_cst: the store half of Dekker. Then the queue: a completion before that is found by the
   // check that follows.
-  rx_.rx_sleep.fetch_or(static_cast<uint32_t>(how), memory_order_seq_cst);
+  arm_sleep(rx_.rx_sleep, how);
   device_->need_arrivals();
 }
 
 void VerbsChannel::tx_arm(Sleep how) noexcept {
-  tx_.tx_sleep.fetch_or(static_cast<uint32_t>(how), memory_order_seq_cst);
-  device_->need_events();
+  arm_sleep(tx_.tx_sleep, how);
+  // Room is the peer's to give: a credit is an arrival, what of ours completes is none.
+  device_->need_arrivals();
 }
 
 Result<void> VerbsChannel::rx_sleep(uint32_t seen, const timespec* timeout) noexcept {

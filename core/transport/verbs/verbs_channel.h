@@ -141,18 +141,20 @@ class VerbsChannel final : public Channel {
   const char* path_failure() noexcept override;
 
  private:
-  bool push() noexcept;
-  bool push_locked() noexcept RSOCK_REQUIRES(post_mutex_);
-  bool post_what_fits_locked() noexcept RSOCK_REQUIRES(post_mutex_);
+  bool push(bool more = false) noexcept;
+  bool push_locked(bool more) noexcept RSOCK_REQUIRES(post_mutex_);
+  bool post_what_fits_locked(bool more) noexcept RSOCK_REQUIRES(post_mutex_);
   void note_behind_locked(bool behind) noexcept RSOCK_REQUIRES(post_mutex_);
   void push_credit_locked() noexcept RSOCK_REQUIRES(post_mutex_);
-  bool post_locked(uint64_t offset, uint32_t n, uint32_t immediate, bool signal) noexcept
-      RSOCK_REQUIRES(post_mutex_);
+  bool post_locked(uint64_t offset, uint32_t n, uint32_t immediate, bool signal,
+                   bool solicited) noexcept RSOCK_REQUIRES(post_mutex_);
   uint32_t slots_for(uint64_t n) const noexcept RSOCK_REQUIRES(post_mutex_);
   void credit() noexcept;
   void look_for_end() noexcept;
   void wake_receiver() noexcept;
   void wake_sender_if_roomy() noexcept;
+  void arm_sleep(std::atomic<uint32_t>& word, Sleep how) noexcept;
+  uint32_t take_sleep(std::atomic<uint32_t>& word) noexcept;
   void wake_all() noexcept;
   void ring_doorbell() noexcept;
 
@@ -196,6 +198,7 @@ class VerbsChannel final : public Channel {
   uint32_t unsignalled_ RSOCK_GUARDED_BY(post_mutex_) = 0;  // slots since the last signalled entry
   uint32_t signals_in_flight_ RSOCK_GUARDED_BY(post_mutex_) = 0;
   uint32_t longest_write_ RSOCK_GUARDED_BY(post_mutex_) = kLongestWrite;
+  uint64_t quiet_bytes_ RSOCK_GUARDED_BY(post_mutex_) = 0;  // posted since the last solicited entry
   bool connected_ RSOCK_GUARDED_BY(post_mutex_) = false;
   bool behind_ RSOCK_GUARDED_BY(post_mutex_) = false;  // counted by the device
 };

@@ -27,6 +27,7 @@ bool hw_armed; byte events; /* the device's: notify once; unread events of the c
 bool armed;                 /* Device::armed_ */
 bool queue_lock;
 bool sleep_word[2]; byte bell[2];
+byte sleeping;              /* Device::sleeping_ */
 bool on_futex[2];           /* asleep in futex(2) */
 byte on_bells;
 byte direct = NOBODY;
@@ -75,7 +76,7 @@ inline deliver(s) {
   :: cq[s] > 0 ->
      atomic { came[s] = came[s] + cq[s]; cq[s] = 0 };
      if
-     :: sleep_word[s] -> sleep_word[s] = false; strike(s)
+     :: sleep_word[s] -> sleep_word[s] = false; sleeping--; strike(s)
      :: else
      fi
   :: else
@@ -105,7 +106,10 @@ inline serve() {
   queue_lock = false;
   poll();
 #ifndef M_NO_REARM
-  arm();
+  if
+  :: sleeping > 0 -> arm()
+  :: else
+  fi;
 #endif
 #ifndef M_NO_POLL_AFTER_ARM
   poll()
@@ -176,8 +180,13 @@ proctype Receiver(byte me) {
      :: taken < came[me] -> taken++
      :: else ->
         seen = bell[me];
-        sleep_word[me] = true;
+#ifdef M_COUNT_SLEEPING_LATE
         arm();
+#endif
+        atomic { if :: sleep_word[me] -> skip :: else -> sleep_word[me] = true; sleeping++ fi };
+#ifndef M_COUNT_SLEEPING_LATE
+        arm();
+#endif
 #ifndef M_NO_RECHECK
         poll();
 #endif
