@@ -9,6 +9,7 @@
 #include "core/base/config.h"
 #include "core/base/log.h"
 #include "core/os/os.h"
+#include "core/transport/verbs/queue_pair.h"
 
 namespace rsock::stream {
 namespace {
@@ -125,6 +126,9 @@ void format(const Totals& t, Line* line) noexcept {
   line->reasons("not_lifted", t.not_lifted);
   line->text(",");
   line->reasons("refused", t.refused);
+  const auto pairs = transport::verbs::queue_pair_counts();
+  line->text(",\"queue_pairs\":{\"made\":%llu,\"reused\":%llu}", ull(pairs.made),
+             ull(pairs.reused));
   line->text("}\n");
 }
 
