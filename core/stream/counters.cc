@@ -9,6 +9,7 @@
 #include "core/base/config.h"
 #include "core/base/log.h"
 #include "core/os/os.h"
+#include "core/transport/verbs/queue_pair.h"
 
 namespace rsock::stream {
 namespace {
@@ -128,6 +129,9 @@ void format(const Totals& t, Line* line) noexcept {
   line->reasons("refused", t.refused);
   line->text(",");
   line->reasons("set_down_for", t.set_down_for);
+  const auto pairs = transport::verbs::queue_pair_counts();
+  line->text(",\"queue_pairs\":{\"made\":%llu,\"reused\":%llu}", ull(pairs.made),
+             ull(pairs.reused));
   line->text("}\n");
 }
 

@@ -316,6 +316,11 @@ static void on_cm_event(RdmaHost& h, const verbs::CmEvent& e) noexcept {
     if (!h.ports.on_request(e)) h.manager->reject(e.id, {});
     return;
   }
+  for (const auto& w : h.devices) {
+    verbs::SpareQueuePairs& spares = w->device->spares();
+    if (e.kind == Kind::kDisconnected && spares.on_disconnected(e.key)) return;
+    if (e.kind == Kind::kTimeWaitExit && spares.on_time_wait_exit(e.key)) return;
+  }
   for (const auto& w : h.contexts) {
     if (e.key == reinterpret_cast<uint64_t>(w->context)) return w->on_removed();
   }

@@ -145,12 +145,12 @@ void accept_join(RemoteAttempt& a, const wire::Join& theirs, const verbs::CmEven
     return later ? back_to_waiting(a, reason) : not_now(a, reason);
   }
   const wire::Join ours = own_join(a);
-  rdma_cm_id* const id = a.pair.id;
   if (!make_channel(a, theirs)) return not_now(a, "no descriptor left");
   uint8_t bytes[wire::kJoinSize];
   wire::encode(ours, bytes);
   set_phase(a, RemotePhase::kAccepted, kRemoteNs);
-  if (!h.manager->accept(id, bytes)) return not_now(a, "the RDMA device refused");
+  const verbs::QueuePair& pair = a.channel->pair();
+  if (!h.manager->accept(pair.id, pair.qp, bytes)) return not_now(a, "the RDMA device refused");
 }
 
 }  // namespace

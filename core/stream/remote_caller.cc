@@ -59,7 +59,7 @@ void find(RemoteAttempt& a) noexcept {
 void ask_find(RemoteAttempt& a) noexcept {
   uint8_t bytes[wire::kFindSize];
   wire::encode(wire::Find{a.find_nonce, a.tuple}, bytes);
-  if (!rdma_host()->manager->connect(a.id, bytes)) {
+  if (!rdma_host()->manager->connect(a.id, nullptr, bytes)) {
     return not_there(a, "the RDMA device refused");
   }
 }
@@ -177,7 +177,7 @@ void join(RemoteAttempt& a) noexcept {
   uint8_t bytes[wire::kJoinSize];
   wire::encode(own_join(a), bytes);
   set_phase(a, RemotePhase::kJoin, kRemoteNs);
-  if (!rdma_host()->manager->connect(a.pair.id, bytes))
+  if (!rdma_host()->manager->connect(a.pair.id, a.pair.qp, bytes))
     return not_now(a, "the RDMA device refused");
 }
 
@@ -189,6 +189,11 @@ void on_joined(RemoteAttempt& a, const verbs::CmEvent& e) noexcept {
   }
   if (!check_join(a, *theirs)) return not_now(a, "the peer's answer is not understood");
   if (!make_channel(a, *theirs)) return not_now(a, "no descriptor left");
+  // With the channel there: the peer may write as soon as it hears of it.
+  const verbs::QueuePair& pair = a.channel->pair();
+  if (!rdma_host()->manager->establish(pair.id, pair.qp)) {
+    return not_now(a, "the RDMA device refused");
+  }
   lift_remote(a);
 }
 
@@ -197,6 +202,7 @@ void on_join_event(RemoteAttempt& a, const verbs::CmEvent& e) noexcept {
   switch (e.kind) {
     case Kind::kResolved:
       return a.phase == RemotePhase::kRoute ? join(a) : void();
+    case Kind::kResponse:
     case Kind::kEstablished:
       return a.phase == RemotePhase::kJoin ? on_joined(a, e) : void();
     case Kind::kRejected:

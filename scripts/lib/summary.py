@@ -3,7 +3,7 @@
 One line per process: {"pid","exe","streams","lifted":{"shm","rdma"},"set_down",
 "bytes_sent":{"tcp","shm","rdma"},"bytes_received":{...},"zero_copy_bytes","not_lifted":{...}},
 and, beyond the contract, "refused":{...}: what a peer offered and we did not take, and "set_down_for":{...}: why lifted
-streams went back to TCP.
+streams went back to TCP; "queue_pairs":{"made","reused"}.
 """
 
 import collections

@@ -83,7 +83,8 @@ class Fabric final : public transport::verbs::ConnectionManager {
     }
     return &id->id;
   }
-  Result<void> connect(rdma_cm_id* id, std::span<const uint8_t> data) noexcept override {
+  Result<void> connect(rdma_cm_id* id, const ibv_qp*,
+                       std::span<const uint8_t> data) noexcept override {
     const std::lock_guard lock(s_->mutex);
     Id* caller = of(id);
     CmEvent e;
@@ -107,7 +108,8 @@ class Fabric final : public transport::verbs::ConnectionManager {
     return {};
   }
   void adopt(rdma_cm_id* id, uint64_t key) noexcept override { of(id)->key = key; }
-  Result<void> accept(rdma_cm_id*, std::span<const uint8_t>) noexcept override {
+  Result<void> establish(rdma_cm_id*, ibv_qp*) noexcept override { return fail(ENOTSUP); }
+  Result<void> accept(rdma_cm_id*, ibv_qp*, std::span<const uint8_t>) noexcept override {
     return fail(ENOTSUP);
   }
   void reject(rdma_cm_id* id, std::span<const uint8_t> data) noexcept override {

@@ -108,6 +108,35 @@ inline bool connect_by_hand(verbs::Device& device, ibv_qp* qp, ibv_qp* peer) {
                                IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC) == 0;
 }
 
+inline verbs::RemoteRing ring_of(const verbs::QueuePair& p) {
+  return {p.memory.rx_address(), p.memory.rx_key(), static_cast<uint32_t>(p.memory.ring_size())};
+}
+
+/// Both ends of a connection, with their lines.
+struct VerbsEnds {
+  std::shared_ptr<DirectLine> line_a = std::make_shared<DirectLine>();
+  std::shared_ptr<DirectLine> line_b = std::make_shared<DirectLine>();
+  std::shared_ptr<verbs::VerbsChannel> a;
+  std::shared_ptr<verbs::VerbsChannel> b;
+
+  /// The other end of a line hears of a channel that went; here it is simply not there any more.
+  Pair join() {
+    line_a->peer = b.get();
+    line_b->peer = a.get();
+    return {std::shared_ptr<Channel>(a.get(),
+                                     [a = a, line_b = line_b](Channel*) mutable {
+                                       a->let_go();
+                                       line_b->peer = nullptr;
+                                       a.reset();
+                                     }),
+            std::shared_ptr<Channel>(b.get(), [b = b, line_a = line_a](Channel*) mutable {
+              b->let_go();
+              line_a->peer = nullptr;
+              b.reset();
+            })};
+  }
+};
+
 inline Pair make_verbs_pair_with(bool immediate) {
   auto device = test_device();
   if (!device) {
@@ -127,32 +156,15 @@ inline Pair make_verbs_pair_with(bool immediate) {
     one->packets = two->packets = verbs::Packets::kOne;
   EXPECT_TRUE(connect_by_hand(*device, one->qp, two->qp) &&
               connect_by_hand(*device, two->qp, one->qp));
-  const auto ring = [](const verbs::QueuePair& p) {
-    return verbs::RemoteRing{p.memory.rx_address(), p.memory.rx_key(),
-                             static_cast<uint32_t>(p.memory.ring_size())};
-  };
-  const auto first = ring(*one);
-  const auto second = ring(*two);
-  auto line_a = std::make_shared<DirectLine>();
-  auto line_b = std::make_shared<DirectLine>();
-  auto a = verbs::make_verbs_channel(device, std::move(*one), second, 1, line_a);
-  auto b = verbs::make_verbs_channel(device, std::move(*two), first, 2, line_b);
-  line_a->peer = b.get();
-  line_b->peer = a.get();
-  a->connected();
-  b->connected();
-  // The other end of a line hears of a channel that went; here it is simply not there any more.
-  return {std::shared_ptr<Channel>(a.get(),
-                                   [a, line_b](Channel*) mutable {
-                                     a->let_go();
-                                     line_b->peer = nullptr;
-                                     a.reset();
-                                   }),
-          std::shared_ptr<Channel>(b.get(), [b, line_a](Channel*) mutable {
-            b->let_go();
-            line_a->peer = nullptr;
-            b.reset();
-          })};
+  const auto first = ring_of(*one);
+  const auto second = ring_of(*two);
+  VerbsEnds ends;
+  ends.a = verbs::make_verbs_channel(device, std::move(*one), second, 1, ends.line_a);
+  ends.b = verbs::make_verbs_channel(device, std::move(*two), first, 2, ends.line_b);
+  Pair pair = ends.join();
+  ends.a->connected();
+  ends.b->connected();
+  return pair;
 }
 
 inline Pair make_verbs_pair() { return make_verbs_pair_with(true); }

@@ -14,6 +14,7 @@
 #include "core/os/owned_fd.h"
 #include "core/transport/endpoint.h"
 #include "core/transport/verbs/descriptors.h"
+#include "core/transport/verbs/queue_pair.h"
 #include "core/transport/verbs/rdma_library.h"
 
 namespace rsock::transport::verbs {
@@ -37,8 +38,11 @@ const RdmaLibrary& library() noexcept { return *RdmaLibrary::get(); }
 void* context_of(uint64_t key) noexcept { return reinterpret_cast<void*>(key); }
 uint64_t key_of(const rdma_cm_id* id) noexcept { return reinterpret_cast<uint64_t>(id->context); }
 
-rdma_conn_param parameters(std::span<const uint8_t> data) noexcept {
+rdma_conn_param parameters(const ibv_qp* qp, std::span<const uint8_t> data) noexcept {
   rdma_conn_param p{};
+  // Where the queue pair is the library's it takes its own word for both.
+  p.qp_num = qp != nullptr ? qp->qp_num : 0;
+  p.srq = 1;
   p.private_data = data.data();
   p.private_data_len = static_cast<uint8_t>(std::min<size_t>(data.size(), UINT8_MAX));
   p.responder_resources = kReads;
@@ -64,12 +68,14 @@ class RealManager final : public ConnectionManager {
   }
   Result<rdma_cm_id*> resolve(const wire::Endpoint& from, const wire::Endpoint& to,
                               uint64_t key) noexcept override;
-  Result<void> connect(rdma_cm_id* id, std::span<const uint8_t> data) noexcept override;
+  Result<void> connect(rdma_cm_id* id, const ibv_qp* qp,
+                       std::span<const uint8_t> data) noexcept override;
+  Result<void> establish(rdma_cm_id* id, ibv_qp* qp) noexcept override;
   void adopt(rdma_cm_id* id, uint64_t key) noexcept override {
     id->context = context_of(key);
     set_ack_timeout(id);
   }
-  Result<void> accept(rdma_cm_id* id, std::span<const uint8_t> data) noexcept override;
+  Result<void> accept(rdma_cm_id* id, ibv_qp* qp, std::span<const uint8_t> data) noexcept override;
   void reject(rdma_cm_id* id, std::span<const uint8_t> data) noexcept override;
   void destroy(rdma_cm_id* id) noexcept override;
   ibv_context* new_context() noexcept override;
@@ -197,19 +203,30 @@ Result<void> RealManager::make_number(rdma_cm_id* id) noexcept {
   return {};
 }
 
-Result<void> RealManager::connect(rdma_cm_id* id, std::span<const uint8_t> data) noexcept {
+Result<void> RealManager::connect(rdma_cm_id* id, const ibv_qp* qp,
+                                  std::span<const uint8_t> data) noexcept {
   const InsideLibrary guard;
-  if (id->qp == nullptr) {
+  if (qp == nullptr) {
     if (const auto made = make_number(id); !made) return made;
   }
-  rdma_conn_param p = parameters(data);
+  rdma_conn_param p = parameters(qp, data);
   if (library().rdma_connect(id, &p) != 0) return fail(last_error());
   return {};
 }
 
-Result<void> RealManager::accept(rdma_cm_id* id, std::span<const uint8_t> data) noexcept {
+Result<void> RealManager::establish(rdma_cm_id* id, ibv_qp* qp) noexcept {
+  if (id->qp != nullptr) return {};  // the library's: it was done before the event
   const InsideLibrary guard;
-  rdma_conn_param p = parameters(data);
+  if (const auto ready = make_ready(id, qp); !ready) return ready;
+  if (library().rdma_establish(id) != 0) return fail(last_error());
+  return {};
+}
+
+Result<void> RealManager::accept(rdma_cm_id* id, ibv_qp* qp,
+                                 std::span<const uint8_t> data) noexcept {
+  const InsideLibrary guard;
+  if (const auto ready = make_ready(id, qp); !ready) return ready;
+  rdma_conn_param p = parameters(qp, data);
   if (library().rdma_accept(id, &p) != 0) return fail(last_error());
   return {};
 }
@@ -266,6 +283,9 @@ void RealManager::read_event(const rdma_cm_event& from, CmEvent* to) noexcept {
     case RDMA_CM_EVENT_DISCONNECTED:
       to->kind = Kind::kDisconnected;
       break;
+    case RDMA_CM_EVENT_TIMEWAIT_EXIT:
+      to->kind = Kind::kTimeWaitExit;
+      break;
     case RDMA_CM_EVENT_DEVICE_REMOVAL:
       to->kind = Kind::kDeviceRemoved;
       break;
@@ -273,8 +293,8 @@ void RealManager::read_event(const rdma_cm_event& from, CmEvent* to) noexcept {
       return;
   }
   const rdma_conn_param& c = from.param.conn;
-  if ((to->kind == Kind::kRequest || to->kind == Kind::kEstablished ||
-       to->kind == Kind::kRejected) &&
+  if ((to->kind == Kind::kRequest || to->kind == Kind::kResponse ||
+       to->kind == Kind::kEstablished || to->kind == Kind::kRejected) &&
       c.private_data != nullptr) {
     to->size = std::min<size_t>(c.private_data_len, CmEvent::kMaxData);
     memcpy(to->data, c.private_data, to->size);

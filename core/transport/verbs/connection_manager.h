@@ -28,11 +28,12 @@ struct CmEvent {
     kResolved,       // address and route: connect() may follow
     kNoRoute,        // no RDMA device leads there; status says more
     kRequest,        // on a listener (key): `id` is the caller's, and now the receiver's
-    kResponse,       // the peer accepted an id that has no queue pair
-    kEstablished,    // data: the reply's, at the end that connected
+    kResponse,       // the peer accepted; data: its reply's. establish() must follow
+    kEstablished,    // at the end that accepted; on iWARP at both, with data of the reply
     kRejected,       // data: the peer's, if `status` says that a consumer rejected
     kUnreachable,    // no answer, or the connection manager gave up
     kDisconnected,   // the peer left, or its path
+    kTimeWaitExit,   // a connection is over, at the peer and in the network too
     kDeviceRemoved,  // the id must be destroyed soon
   };
   static constexpr size_t kMaxData = 256;
@@ -73,12 +74,17 @@ class ConnectionManager {
   /// Looks for the way: kResolved, kNoRoute. `from` without a port.
   virtual Result<rdma_cm_id*> resolve(const wire::Endpoint& from, const wire::Endpoint& to,
                                       uint64_t key) noexcept = 0;
-  /// With the queue pair of `id` if it has one; else only to ask, and the answer is a rejection.
-  /// Such an id is to be ended by destroy().
-  virtual Result<void> connect(rdma_cm_id* id, std::span<const uint8_t> data) noexcept = 0;
+  /// For `qp`, which has a shared receive queue. Null: only to ask, and the answer is a rejection;
+  /// such an id is to be ended by destroy().
+  virtual Result<void> connect(rdma_cm_id* id, const ibv_qp* qp,
+                               std::span<const uint8_t> data) noexcept = 0;
+  /// After kResponse: `qp` can send and receive, and the peer hears of it (kEstablished).
+  virtual Result<void> establish(rdma_cm_id* id, ibv_qp* qp) noexcept = 0;
   /// Before a queue pair is made on it: names the id of a kRequest.
   virtual void adopt(rdma_cm_id* id, uint64_t key) noexcept = 0;
-  virtual Result<void> accept(rdma_cm_id* id, std::span<const uint8_t> data) noexcept = 0;
+  /// `qp` can receive, and send once kEstablished has come.
+  virtual Result<void> accept(rdma_cm_id* id, ibv_qp* qp,
+                              std::span<const uint8_t> data) noexcept = 0;
   /// Rejects and destroys.
   virtual void reject(rdma_cm_id* id, std::span<const uint8_t> data) noexcept = 0;
   virtual void destroy(rdma_cm_id* id) noexcept = 0;

@@ -142,10 +142,12 @@ Device::~Device() {
   if (!is_ours()) {  // a forked child's copy of the pointer
     (void)receives_.release();
     for (Parked& p : parked_) p.memory.abandon();
+    spares_.abandon();
     return;
   }
   const InsideLibrary guard;
   const RdmaLibrary& lib = *RdmaLibrary::get();
+  spares_.drop_all();
   for (Parked& p : parked_) p.memory = RingMemory();
   if (srq_ != nullptr) (void)lib.ibv_destroy_srq(srq_);
   if (receive_mr_ != nullptr) (void)lib.ibv_dereg_mr(receive_mr_);
@@ -198,59 +200,83 @@ std::shared_ptr<Domain> Device::domain_of(uint64_t partner) noexcept {
   return domain;
 }
 
-Result<QueuePair> Device::make_queue_pair(rdma_cm_id* id, size_t ring_size, uint64_t partner,
-                                          bool immediate) noexcept {
-  if (removed()) return fail(ENODEV);
-  if (pairs_ >= max_streams_) return fail(EUSERS);
-  const InsideLibrary guard;
-  const RdmaLibrary& lib = *RdmaLibrary::get();
-  QueuePair pair;
-  pair.id = id;
-  pair.partner = partner;
-  pair.packets = packets_;
-  pair.data_slots = data_slots_;
-  pair.has_immediate = immediate && context_->device->transport_type != IBV_TRANSPORT_IWARP;
+Result<void> Device::find_memory(QueuePair* pair, size_t ring_size) noexcept {
   for (auto p = parked_.begin(); p != parked_.end(); ++p) {
-    if (p->partner != partner || p->memory.ring_size() != ring_size) continue;
-    pair.memory = std::move(p->memory);
+    if (p->partner != pair->partner || p->memory.ring_size() != ring_size) continue;
+    pair->memory = std::move(p->memory);
     parked_.erase(p);
-    break;
+    return {};
   }
-  if (!pair.memory) {
-    // rxe looks for the buffers of the shared receive queue in the queue pair's domain, and a SEND
-    // has to find them.
-    auto domain = pair.has_immediate ? domain_of(partner) : common_;
-    if (!domain) return fail(ENOMEM);
-    auto memory = RingMemory::make(std::move(domain), ring_size, numa_node_);
-    if (!memory) return fail(memory.error());
-    pair.memory = std::move(*memory);
-  }
-  ibv_qp_init_attr wanted{};
+  // rxe looks for the buffers of the shared receive queue in the queue pair's domain, and a SEND
+  // has to find them.
+  auto domain = pair->has_immediate ? domain_of(pair->partner) : common_;
+  if (!domain) return fail(ENOMEM);
+  auto memory = RingMemory::make(std::move(domain), ring_size, numa_node_);
+  if (!memory) return fail(memory.error());
+  pair->memory = std::move(*memory);
+  return {};
+}
+
+bool Device::create(QueuePair* pair) noexcept {
+  const RdmaLibrary& lib = *RdmaLibrary::get();
   for (const uint32_t inline_bytes : {kWantedInline, 64u, 0u}) {
-    wanted = ibv_qp_init_attr{};
+    ibv_qp_init_attr wanted{};
     wanted.send_cq = wanted.recv_cq = cq_;
     wanted.srq = srq_;
     wanted.qp_type = IBV_QPT_RC;
     wanted.cap.max_send_wr = data_slots_ + kCreditSlots;
     wanted.cap.max_send_sge = 1;
     wanted.cap.max_inline_data = inline_bytes;
-    if (id != nullptr) {
-      if (lib.rdma_create_qp(id, pair.memory.pd(), &wanted) == 0) pair.qp = id->qp;
+    if (is_iwarp() && pair->id != nullptr) {
+      if (lib.rdma_create_qp(pair->id, pair->memory.pd(), &wanted) == 0) pair->qp = pair->id->qp;
     } else {
-      pair.qp = lib.ibv_create_qp(pair.memory.pd(), &wanted);
+      pair->qp = lib.ibv_create_qp(pair->memory.pd(), &wanted);
     }
-    if (pair.qp != nullptr) break;
+    if (pair->qp == nullptr) continue;
+    pair->inline_bytes = wanted.cap.max_inline_data;
+    return true;
   }
-  if (pair.qp == nullptr) return fail(errno != 0 ? errno : ENOMEM);
-  pair.inline_bytes = wanted.cap.max_inline_data;
+  return false;
+}
+
+Result<QueuePair> Device::make_queue_pair(rdma_cm_id* id, size_t ring_size, uint64_t partner,
+                                          bool immediate) noexcept {
+  if (removed()) return fail(ENODEV);
+  if (pairs_ >= max_streams_) return fail(EUSERS);
+  const InsideLibrary guard;
+  QueuePair pair;
+  pair.id = id;
+  pair.partner = partner;
+  pair.packets = packets_;
+  pair.data_slots = data_slots_;
+  pair.has_immediate = immediate && !is_iwarp();
+  if (const auto found = find_memory(&pair, ring_size); !found) return fail(found.error());
+  pair.qp = spares_.take(pair.memory.domain().get(), partner, id, &pair.inline_bytes);
+  const bool reused = pair.qp != nullptr;
+  if (!reused && !create(&pair)) {
+    const int why = errno != 0 ? errno : ENOMEM;
+    if (spares_.empty()) return fail(why);
+    spares_.drop_all();  // those of other partners: the device may have no more
+    if (!create(&pair)) return fail(why);
+  }
+  count_queue_pair(reused);
+  ++pairs_;
   // Without immediates the count travels inline; a device without inline can't be used that way.
   if (!pair.has_immediate && pair.inline_bytes < sizeof(uint32_t)) {
-    ++pairs_;
     retire(std::move(pair));
     return fail(EOPNOTSUPP);
   }
-  ++pairs_;
   return pair;
+}
+
+void Device::destroy(QueuePair& pair) noexcept {
+  const RdmaLibrary& lib = *RdmaLibrary::get();
+  if (pair.id != nullptr && pair.id->qp != nullptr) {
+    lib.rdma_destroy_qp(pair.id);
+  } else {
+    (void)lib.ibv_destroy_qp(pair.qp);
+  }
+  pair.qp = nullptr;
 }
 
 void Device::retire(QueuePair&& pair) noexcept {
@@ -272,25 +298,22 @@ bool Device::bury() noexcept {
       retired_.pop_back();
     }
     {
-      // Under the queue's lock, and the queue emptied behind it: a number that the device gives out
-      // again must not meet completions of the one before.
+      // Under the queue's lock, and the queue emptied behind it: a number that is used again must
+      // not meet completions of the stream before.
       MutexLock lock(queue_mutex_);
       // Emptied before as well: some providers throw away what the queue has of a queue pair that
-      // goes (mlx5_cq_clean()), and with it entries of the receive queue, which nobody would post
-      // again. In the error state none are added.
-      ibv_qp_attr error{};
-      error.qp_state = IBV_QPS_ERR;
-      (void)lib.ibv_modify_qp(pair.qp, &error, IBV_QP_STATE);
+      // is reset or goes (mlx5_cq_clean()), and with it entries of the receive queue, which nobody
+      // would post again. In the error state none are added.
+      (void)move_to(pair.qp, IBV_QPS_ERR);
       while (poll_locked()) {
       }
-      if (pair.id != nullptr) {
-        lib.rdma_destroy_qp(pair.id);
-      } else {
-        (void)lib.ibv_destroy_qp(pair.qp);
-      }
+      // Either waits until the device has let go of our memory, which the next stream may take.
+      const bool keep = !is_iwarp() && !removed() && move_to(pair.qp, IBV_QPS_RESET);
+      if (!keep) destroy(pair);
       while (poll_locked()) {
       }
     }
+    if (pair.qp != nullptr && !spares_.put(pair, now)) destroy(pair);
     if (pair.id != nullptr) {
       // The kernel says goodbye to the peer as well, if it was connected.
       (void)lib.rdma_disconnect(pair.id);
@@ -302,7 +325,8 @@ bool Device::bury() noexcept {
     }
   }
   std::erase_if(parked_, [&](const Parked& p) { return p.until <= now || removed(); });
-  return !parked_.empty();
+  removed() ? spares_.drop_all() : spares_.drop_expired(now);
+  return !parked_.empty() || !spares_.empty();
 }
 
 void Device::add(VerbsChannel& channel, uint32_t qp_number) noexcept {
@@ -332,6 +356,7 @@ void Device::after_fork_child() noexcept {
     abandon_fd(d->context_->async_fd);
     abandon_fd(d->context_->cmd_fd);
   }
+  forget_queue_pair_counts();
   g_devices = nullptr;  // not freed: malloc may be locked for ever
 }
 

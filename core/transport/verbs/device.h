@@ -13,7 +13,7 @@
 //    `entries >= streams x window`, which open() demands of the device there.
 //  - Completion queue: it holds kReceives + (most queue pairs) x (send queue depth) entries, and
 //  each entry of either
-//    kind is either posted or in the queue: never two places for one.
+//    kind is either posted or in the queue: never two places for one. A spare queue pair has none.
 //
 // Sleeping. `armed_` set: the next completion of that kind makes the completion channel readable
 // (or has), and whoever takes the event will poll: a thread that sleeps for completions, or the
@@ -38,58 +38,19 @@
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
-#include <utility>
 #include <vector>
 
 #include "core/base/mutex.h"
 #include "core/base/result.h"
 #include "core/transport/verbs/direct_wait.h"
+#include "core/transport/verbs/queue_pair.h"
 #include "core/transport/verbs/ring_memory.h"
 
 namespace rsock::transport::verbs {
 
 class VerbsChannel;
 
-/// Slots of a send queue that data may use, and a few more for credits.
-inline constexpr uint32_t kDataSlots = 60;
-inline constexpr uint32_t kDataSlotsOfPackets = 252;  // where a write may have to be one packet
-inline constexpr uint32_t kCreditSlots = 4;
 inline constexpr uint32_t kReceives = 2048;
-inline constexpr uint32_t kWantedInline = 256;
-
-/// How long a write may be: see kSoftRoce in device.cc.
-enum class Packets : uint8_t {
-  kMany,             // as long as we like
-  kOneBetweenHosts,  // no longer than the path's MTU, unless the peer is on this very device
-  kOne,              // never longer than the path's MTU
-};
-
-/// A connected (or connecting) reliable queue pair and both rings of one stream. Unique owner;
-/// given back to the device that made it.
-struct QueuePair {
-  QueuePair() = default;
-  QueuePair(QueuePair&& other) noexcept { *this = std::move(other); }
-  QueuePair& operator=(QueuePair&& other) noexcept {
-    id = std::exchange(other.id, nullptr);
-    qp = std::exchange(other.qp, nullptr);
-    inline_bytes = other.inline_bytes;
-    has_immediate = other.has_immediate;
-    packets = other.packets;
-    data_slots = other.data_slots;
-    partner = other.partner;
-    memory = std::move(other.memory);
-    return *this;
-  }
-
-  rdma_cm_id* id = nullptr;  // null in tests that connect by hand
-  ibv_qp* qp = nullptr;
-  uint32_t inline_bytes = 0;
-  bool has_immediate = true;  // false: iWARP, or RSOCK_RDMA_IMMEDIATE=no: a SEND follows each WRITE
-  Packets packets = Packets::kMany;
-  uint32_t data_slots = kDataSlots;
-  uint64_t partner = 0;  // the peer's keeper; 0: none, the memory is not used again
-  RingMemory memory;     // ours: what we send from, what the peer writes into
-};
 
 /// Streams on a device whose shared receive queue must never be empty (iWARP: a SEND without an
 /// entry there ends the connection): each peer may have its whole send queue on the way, of which
@@ -108,19 +69,22 @@ class Device : public std::enable_shared_from_this<Device> {
   static const std::vector<std::shared_ptr<Device>>& all() noexcept;
   ~Device();
 
-  /// A queue pair on `id`, whose context is ours, with rings of `ring_size`. Taken from parked
-  /// memory if there is some of this partner's. Keeper only. Errors: ENOMEM (memlock, device
-  /// limits), EMFILE, what the verbs said. EUSERS: as many as there may be. Both ends must say the
-  /// same of `immediate` (config().rdma_immediate is part of nothing that is agreed: an operator
-  /// sets it everywhere or nowhere).
+  /// A queue pair for `id`, whose context is ours, with rings of `ring_size`; both from a former
+  /// stream of this partner's where there are some. It is in RESET (make_ready()), or in INIT if it
+  /// is librdmacm's. Keeper only. Errors: ENOMEM (memlock, device limits), EMFILE, what the verbs
+  /// said. EUSERS: as many as there may be. Both ends must say the same of `immediate`
+  /// (config().rdma_immediate is part of nothing that is agreed: an operator sets it everywhere or
+  /// nowhere).
   Result<QueuePair> make_queue_pair(rdma_cm_id* id, size_t ring_size, uint64_t partner,
                                     bool immediate = true) noexcept;
-  /// Ends a queue pair that never became a channel's, or was one's: destroyed by the keeper soon.
-  /// Any thread.
+  /// Ends a queue pair that never became a channel's, or was one's: the keeper buries it soon. Any
+  /// thread.
   void retire(QueuePair&& pair) noexcept;
-  /// Keeper only: destroys what was retired, with its connection manager id; keeps memory for the
-  /// same partner for 5 s. True: call again in a second.
+  /// Keeper only: resets or destroys what was retired, and disconnects it; keeps memory and queue
+  /// pairs for the same partner for 5 s. True: call again in a second.
   bool bury() noexcept;
+  /// Queue pairs whose stream is over. Keeper only.
+  SpareQueuePairs& spares() noexcept { return spares_; }
   /// Keeper only: closes devices that were removed and that no channel holds any more; the kernel
   /// waits for that. True: there are some left.
   static bool drop_removed() noexcept;
@@ -187,6 +151,12 @@ class Device : public std::enable_shared_from_this<Device> {
   /// What the partner's rings are registered in; made when it is not there. Null: the device has no
   /// more.
   std::shared_ptr<Domain> domain_of(uint64_t partner) noexcept;
+  /// Parked, or new; in `pair`.
+  Result<void> find_memory(QueuePair* pair, size_t ring_size) noexcept;
+  /// New, of the device. False: errno says why.
+  bool create(QueuePair* pair) noexcept;
+  bool is_iwarp() const noexcept { return context_->device->transport_type == IBV_TRANSPORT_IWARP; }
+  static void destroy(QueuePair& pair) noexcept;
 
   struct Known {
     uint64_t partner;
@@ -256,6 +226,7 @@ class Device : public std::enable_shared_from_this<Device> {
   uint32_t max_streams_ = 0;
   uint32_t pairs_ = 0;          // keeper only
   std::vector<Parked> parked_;  // keeper only
+  SpareQueuePairs spares_;      // keeper only
   std::vector<Known> domains_;  // keeper only
 };
 

@@ -22,7 +22,7 @@ namespace rsock::transport::verbs {
 
 /// A protection domain: keys of one mean nothing in another. One for each partner process, so that
 /// a peer reaches its own streams' rings even if it guesses keys and addresses. Ended with the last
-/// memory in it.
+/// memory and queue pair in it.
 struct Domain {
   Domain(ibv_pd* made, int process) noexcept : pd(made), owner(process) {}
   ~Domain();
@@ -44,6 +44,7 @@ class RingMemory {
                                  int numa_node) noexcept;
 
   ibv_pd* pd() const noexcept { return domain_->pd; }
+  const std::shared_ptr<Domain>& domain() const noexcept { return domain_; }
 
   size_t ring_size() const noexcept { return size_; }
   std::byte* tx_ring() const noexcept { return base_; }

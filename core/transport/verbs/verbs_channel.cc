@@ -83,6 +83,7 @@ std::shared_ptr<VerbsChannel> make_verbs_channel(std::shared_ptr<Device> device,
 }
 
 void VerbsChannel::connected() noexcept {
+  pair_.connected = true;
   // The connection manager leaves 0 there, which is the longest wait of all, 655 ms
   // (cm_init_qp_rtr_attr() in drivers/infiniband/core/cm.c; the table in ibv_modify_qp(3)).
   constexpr uint8_t kRetryAfter320us = 10;

@@ -126,6 +126,23 @@ group.add("device_deleted.at_sender", lambda t: device_goes(t, t.client))
 group.add("device_deleted.at_receiver", lambda t: device_goes(t, t.server))
 
 
+@group.case()
+def device_deleted_between_streams(t):
+    """Some queue pairs wait for a later stream, their connections not quite over: the removal waits for none of them."""
+    server = serve(t, "threads", strict=False)
+    client = ask(t, "conns=1 again=19 rounds=30 size=16384 pause=15", strict=False)
+    t.expect_lifts(client, 4, 20)
+    for host in (t.client, t.server):
+        removal = host.rdma_delete()
+        t.expect("the library lets the device go", removal.wait(20) == 0, removal.errors())
+        host.rdma_add()
+    total, sessions, broken = ended(t, client)
+    t.expect("20 sessions, none broken", (sessions, broken) == (20, 0), (sessions, broken))
+    t.stop(server)
+    t.expect_bytes(client, total, total)
+    t.expect_bytes(server, total, total)
+
+
 def memlock(t, which):
     """64 KiB may be pinned, as ulimit -l says on many machines. Not as root, whom no limit holds."""
     limit = {"user": NOBODY, "memlock": 65536}

@@ -93,6 +93,23 @@ def connections_200(t):
 
 
 @group.case()
+def successive_connections(t):
+    """20, one after another, between two processes: later ones take the queue pairs of former ones."""
+    server = serve(t, "threads", strict=False)
+    client = ask(t, "conns=1 again=19 rounds=40 size=16384 pause=15", strict=False)
+    total, sessions, broken = ended(t, client)
+    t.expect("20 sessions, none broken", (sessions, broken) == (20, 0), (sessions, broken))
+    t.stop(server)
+    t.expect_lifted(client, server, streams=20)
+    t.expect_bytes(client, total, total)
+    t.expect_bytes(server, total, total)
+    for program in (client, server) if t.rdma else ():
+        made, reused = (program.total("queue_pairs", key) for key in ("made", "reused"))
+        t.expect(f"{program.name} makes few queue pairs", made <= 6 and made + reused >= 20, (made, reused))
+        t.note += f" {made} made, {reused} used again"
+
+
+@group.case()
 def short_connections(t):
     """Connections below the threshold stay what they are."""
     server = serve(t, "threads")

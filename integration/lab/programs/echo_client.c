@@ -1,11 +1,11 @@
 /* Clients of echo_server, in one process: a thread for each connection; every byte that comes back is checked.
  *
- *   echo_client address=A port=N [conns=N] [rounds=N] [size=BYTES] [pause=MS] [turns=N] [seconds=N]
+ *   echo_client address=A port=N [conns=N] [rounds=N] [size=BYTES] [pause=MS] [turns=N] [seconds=N] [again=N]
  *
  * A round sends `size` bytes and awaits them. All connections are open before the first round begins. With turns=N
  * the connections are active in N groups, one after another, and once more all together at the end. With seconds=N
  * rounds go on for so long, or until SIGUSR1, and a connection that breaks is made anew, as reconnecting clients do: what was
- * answered was answered right. Last line: `ok bytes=N sessions=N broken=N`.
+ * answered was answered right. With again=N each connection is followed by N others, one after another. Last line: `ok bytes=N sessions=N broken=N`.
  */
 #include <pthread.h>
 
@@ -13,7 +13,7 @@
 
 static const char* address;
 static int port, conns, turns;
-static long rounds, size, pause_between, seconds;
+static long rounds, size, pause_between, seconds, again;
 static volatile long deadline;
 static pthread_barrier_t all_open, *turn_over;
 static _Atomic long total_bytes, sessions, broken;
@@ -108,6 +108,12 @@ static void* run(void* argument) {
   }
   if (turns > 1) demand(c, rounds);
   end(c);
+  for (long i = 0; i < again; ++i) {
+    open_again(c);
+    if (c->fd < 0) give_up("connect again", c->fd);
+    demand(c, rounds);
+    end(c);
+  }
   return NULL;
 }
 
@@ -125,6 +131,7 @@ int main(int argc, char** argv) {
   pause_between = number_of(argc, argv, "pause", 0);
   turns = (int)number_of(argc, argv, "turns", 1);
   seconds = number_of(argc, argv, "seconds", 0);
+  again = number_of(argc, argv, "again", 0);
   deadline = now_ms() + seconds * 1000;
   sigaction(SIGUSR1, &(struct sigaction){.sa_handler = on_enough, .sa_flags = SA_RESTART}, NULL);
   if (address == NULL || port == 0) give_up("usage", 0);
