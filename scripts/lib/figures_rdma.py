@@ -21,6 +21,7 @@ def make(options):
     rdma = runner.Variant.shim(library, "rdma")
     # As ibv_rc_pingpong does: it never sleeps.
     polling = runner.Variant.shim(library, "rdma", "rdma polling", {"RSOCK_SPIN_US": "100000"})
+    asleep = runner.Variant.shim(library, "rdma", "rdma asleep", {"RSOCK_SPIN_US": "0"})
     # Short connections pass no threshold; of many, most are cold.
     short = runner.Variant.shim(library, "rdma", "rdma, short")
     most = runner.Variant.shim(library, "rdma", "rdma, 64 at most", {"RSOCK_RDMA_STREAMS": "64"})
@@ -56,14 +57,22 @@ def make(options):
     result = [
         Figure("rdma_vs_write_bw", "iperf3 128 KiB blocks, against ib_write_bw 64 KiB", 0.95, "x",
                [(write_bw, raw), (iperf, rdma)], ratio("gbit_per_s")),
+        Figure("rdma_vs_write_bw_polling", "the same, polling as ib_write_bw does", 0.95, "x",
+               [(write_bw, raw), (iperf, polling)], ratio("gbit_per_s")),
         Figure("rdma_rtt_vs_pingpong", "round trip 64 B, polling, against ibv_rc_pingpong", 1 / 1.2, "x",
                [(pingpong, raw), (ping, polling)], ratio("mean_us", "lower")),
         Figure("rdma_rtt_vs_tcp", "round trip 64 B, polling, against TCP", 3, "x",
                [(ping, plain), (ping, polling)], ratio("p50_us", "lower")),
+        Figure("rdma_rtt_asleep", "round trip 64 B, both ends asleep, against TCP", None, "x",
+               [(ping, plain), (ping, asleep)], ratio("p50_us", "lower")),
         Figure("rdma_calls", "system calls per 64 B message, beyond the posts", 0.01, "calls",
                [(small, rdma)], lambda m: m[0]["calls_per_message"]),
         Figure("rdma_calls_mb", "system calls per MB of 128 KiB blocks, beyond the posts", None, "calls",
                [(large, rdma)], lambda m: m[0]["calls_per_mb"]),
+        Figure("rdma_calls_polling", "system calls per 64 B message, beyond the posts, polling", 0.01, "calls",
+               [(small, polling)], lambda m: m[0]["calls_per_message"]),
+        Figure("rdma_calls_mb_polling", "system calls per MB of 128 KiB blocks, beyond the posts, polling", 1, "calls",
+               [(large, polling)], lambda m: m[0]["calls_per_mb"]),
         Figure("rdma_pinned", "pinned memory, 100 connections against 2,000, 64 hot", 0.9, "x", crowds, flat("pinned_mb")),
         Figure("rdma_pinned_qps", "queue pairs, 100 connections against 2,000, 64 hot", 0.9, "x", crowds,
                flat("queue_pairs")),

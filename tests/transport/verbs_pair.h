@@ -3,7 +3,8 @@
 #pragma once
 
 #include <gtest/gtest.h>
-#include <poll.h>
+#include <sys/epoll.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <memory>
@@ -35,21 +36,35 @@ class TestKeeper {
     quit_ = true;
     thread_.join();
   }
+  /// How often an event woke it.
+  uint64_t events() const { return events_; }
 
  private:
   void run() {
+    const int epoll = epoll_create1(EPOLL_CLOEXEC);
+    epoll_event wanted{};
+    wanted.events = EPOLLIN | EPOLLEXCLUSIVE;  // behind the threads that wait themselves
+    EXPECT_EQ(epoll_ctl(epoll, EPOLL_CTL_ADD, device_->event_fd(), &wanted), 0);
     uint64_t nap = 0;
     while (!quit_) {
-      pollfd p{device_->event_fd(), POLLIN, 0};
-      timespec t{0, nap != 0 ? static_cast<long>(nap) : 10'000'000};
-      (void)::ppoll(&p, 1, &t, nullptr);
+      epoll_event found{};
+      const int ms = nap != 0 ? static_cast<int>(nap / 1'000'000 + 1) : 10;
+      if (epoll_wait(epoll, &found, 1, ms) > 0) ++events_;
       nap = device_->on_event();
     }
+    close(epoll);
   }
   std::shared_ptr<verbs::Device> device_;
   std::atomic<bool> quit_{false};
+  std::atomic<uint64_t> events_{0};
   std::thread thread_;
 };
+
+/// Of test_device(), made with it.
+inline std::unique_ptr<TestKeeper>& test_keeper() {
+  static std::unique_ptr<TestKeeper> keeper;
+  return keeper;
+}
 
 /// The first device with an address, or null.
 inline std::shared_ptr<verbs::Device> test_device() {
@@ -63,7 +78,7 @@ inline std::shared_ptr<verbs::Device> test_device() {
   if (context == nullptr) return nullptr;
   auto device = verbs::Device::open(context, 64);
   if (!device) return nullptr;
-  static TestKeeper keeper(*device);
+  if (!test_keeper()) test_keeper() = std::make_unique<TestKeeper>(*device);
   return *device;
 }
 

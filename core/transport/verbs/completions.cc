@@ -18,6 +18,8 @@ namespace {
 // Between two looks of the keeper while others poll; whoever stops polling arms, so it may be long.
 constexpr uint64_t kFirstNapNs = 500'000;
 constexpr uint64_t kLongestNapNs = 32'000'000;
+// ... if somebody sleeps meanwhile, for whom those who poll may stop at any time.
+constexpr uint64_t kLongestNapForOthersNs = 2'000'000;
 // While there is traffic the keeper looks so often, beside the arrivals that wake it: for writes of
 // ours that failed, which are no arrivals. Without any for so long it sleeps for good.
 constexpr uint64_t kWatchNs = 20'000'000;
@@ -131,9 +133,10 @@ uint64_t Device::on_event() noexcept {
     found_seen_ = others;
     active_ns_ = now;
     watching_.store(true, std::memory_order_seq_cst);
-    arm_for_others();
-    (void)poll();
-    nap_ns_ = std::clamp(2 * nap_ns_, kFirstNapNs, kLongestNapNs);
+    const bool relied_on = sleeping_.load(std::memory_order_seq_cst) != 0 ||
+                           behind_.load(std::memory_order_seq_cst) != 0;
+    nap_ns_ =
+        std::clamp(2 * nap_ns_, kFirstNapNs, relied_on ? kLongestNapForOthersNs : kLongestNapNs);
     return nap_ns_;
   }
   nap_ns_ = 0;

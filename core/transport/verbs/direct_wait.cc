@@ -17,6 +17,8 @@ using std::memory_order_seq_cst;
 
 constexpr uint64_t kKick = 0;
 constexpr uint64_t kEvent = 1;
+/// So many events for others in one sleep: whoever they are for shall wait for them.
+constexpr int kMostInVain = 4;
 constinit const std::atomic<uint32_t> kServing{0};
 
 bool add(int epfd, int fd, uint32_t events, uint64_t data) noexcept {
@@ -57,25 +59,30 @@ void DirectWait::abandon() noexcept {
 
 Result<void> DirectWait::sleep(Device& device, const Bell& bell, uint32_t seen,
                                const timespec* timeout) noexcept {
+  const uint64_t began = timeout != nullptr ? monotonic_ns() : 0;
   const Bell* nobody = nullptr;
   // seq_cst, here and below: strike() finds us here, or we find the bell struck.
   if (epoll_ && direct_.compare_exchange_strong(nobody, &bell, memory_order_seq_cst)) {
-    const Result<void> slept = sleep_directly(device, bell, seen, timeout);
+    const Result<bool> rung = sleep_directly(device, bell, seen, timeout, began);
     direct_.store(nullptr, memory_order_seq_cst);
-    return slept;
+    if (!rung) return fail(rung.error());
+    if (*rung) return {};
   }
   // seq_cst pairs with strike(): it sees the count, or the kernel sees the bell struck.
   on_bells_.fetch_add(1, memory_order_seq_cst);
-  const Result<void> slept = sleep_on(bell, seen, timeout);
+  timespec storage;
+  const Result<void> slept = sleep_on(bell, seen, left_of(timeout, began, &storage));
   on_bells_.fetch_sub(1, memory_order_relaxed);
   return slept;
 }
 
-Result<void> DirectWait::sleep_directly(Device& device, const Bell& bell, uint32_t seen,
-                                        const timespec* timeout) noexcept {
+/// False: the bell has not rung, and the place is for a busier thread.
+Result<bool> DirectWait::sleep_directly(Device& device, const Bell& bell, uint32_t seen,
+                                        const timespec* timeout, uint64_t began) noexcept {
   const HandlerWatch since;
-  const uint64_t began = timeout != nullptr ? monotonic_ns() : 0;
+  int in_vain = 0;
   while (bell.load(memory_order_seq_cst) == seen) {
+    if (in_vain == kMostInVain) return false;
     epoll_event found[2];
     timespec storage;
     const auto n = os::epoll_pwait2(epoll_.get(), found, 2, left_of(timeout, began, &storage),
@@ -95,10 +102,11 @@ Result<void> DirectWait::sleep_directly(Device& device, const Bell& bell, uint32
         direct_.store(&kServing, memory_order_seq_cst);
         device.serve_event();
         direct_.store(&bell, memory_order_seq_cst);
+        ++in_vain;
       }
     }
   }
-  return {};
+  return true;
 }
 
 void DirectWait::strike(Bell& bell) noexcept {

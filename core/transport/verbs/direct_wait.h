@@ -2,8 +2,10 @@
 // others on their bells.
 //
 // Purpose: woken through the keeper, a sleeper costs two switches of threads and twice the system
-// calls. So the first thread that goes to sleep waits for the event in person, serves the device for
-// all, and goes on when its own bell has rung. While nobody does that, the keeper does.
+// calls. So the first thread that goes to sleep waits for the event in person, serves the device
+// for all, and goes on when its own bell has rung. After a few events that were for others it
+// sleeps on its bell, and a busier thread has the place. While nobody has it, the keeper takes the
+// events.
 //
 // Who gets an event: both wait in epoll instances that have the completion channel with
 // EPOLLEXCLUSIVE, ours registered first. The kernel wakes the first instance that somebody waits in
@@ -12,7 +14,8 @@
 // so gets the event in the same epoll_wait, also if its time was up or a signal came.
 //
 // Ownership: one per device. Thread safety: any thread; set_up() and abandon() before and after all
-// others. A thread that leaves sleep() by siglongjmp keeps the place: the keeper serves from then on.
+// others. A thread that leaves sleep() by siglongjmp keeps the place: the keeper serves from then
+// on.
 #pragma once
 
 #include <time.h>
@@ -41,8 +44,8 @@ class DirectWait {
 
  private:
   using Bell = std::atomic<uint32_t>;
-  Result<void> sleep_directly(Device& device, const Bell& bell, uint32_t seen,
-                              const timespec* timeout) noexcept;
+  Result<bool> sleep_directly(Device& device, const Bell& bell, uint32_t seen,
+                              const timespec* timeout, uint64_t began) noexcept;
 
   os::OwnedFd epoll_;
   os::OwnedFd kick_;  // eventfd: for the direct sleeper, news that are no completion

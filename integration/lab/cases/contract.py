@@ -16,5 +16,6 @@ def contract(t, name):
     t.note = (program.out.splitlines() or [""])[-1]
 
 
-for name in ("transport_verbs_contract", "transport_verbs_contract_waiting", "transport_queue_pair_test"):
+for name in ("transport_verbs_contract", "transport_verbs_contract_waiting", "transport_queue_pair_test",
+             "transport_direct_wait_test"):
     group.add(name, lambda t, name=name: contract(t, name))

@@ -1,0 +1,170 @@
+// Threads that sleep for completions of one device: who wakes, by whom, and who has the place at the
+// completion channel. Needs a device; both ends are in this process.
+#include "core/transport/verbs/direct_wait.h"
+
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <thread>
+
+#include "core/base/thread_signals.h"
+#include "tests/transport/verbs_pair.h"
+
+namespace rsock::transport {
+namespace {
+
+constexpr timespec kLong{10, 0};  // far beyond any honest wait here: reaching it is a lost wake-up
+
+class DirectWaitTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!test_device()) GTEST_SKIP() << "no RDMA device";
+  }
+  static Pair ready_pair() { return make_verbs_pair(); }
+};
+
+void send(Channel& from, char byte) {
+  ASSERT_EQ(from.tx_put(&byte, 1), 1u);
+}
+
+/// One byte, as a blocking receive takes it. False: a wake-up was lost.
+bool receive(Channel& at) {
+  char byte = 0;
+  for (;;) {
+    if (at.rx_take(&byte, 1) == 1) return true;
+    const uint32_t bell = at.rx_bell();
+    at.rx_arm(Sleep::kFutex);
+    if (at.rx_available() != 0) continue;
+    if (!at.rx_sleep(bell, &kLong)) return false;
+  }
+}
+
+TEST_F(DirectWaitTest, ASleeperTakesTheEventItselfNotTheKeeper) {
+  Pair pair = ready_pair();
+  ASSERT_TRUE(pair.a && pair.b);
+  constexpr int kMessages = 200;
+  const uint64_t before = test_keeper()->events();
+  std::thread echo([&] {
+    for (int i = 0; i < kMessages; ++i) {
+      ASSERT_TRUE(receive(*pair.b));
+      send(*pair.b, 'b');
+    }
+  });
+  for (int i = 0; i < kMessages; ++i) {
+    send(*pair.a, 'a');
+    ASSERT_TRUE(receive(*pair.a));
+  }
+  echo.join();
+  // Two sleepers, one place: what comes while neither has it is the keeper's.
+  EXPECT_LT(test_keeper()->events() - before, uint64_t{kMessages});
+}
+
+TEST_F(DirectWaitTest, ABellWithoutACompletionWakesTheDirectSleeper) {
+  Pair pair = ready_pair();
+  ASSERT_TRUE(pair.a && pair.b);
+  for (int i = 0; i < 100; ++i) {
+    const uint32_t bell = pair.b->rx_bell();
+    pair.b->rx_arm(Sleep::kFutex);
+    std::thread sleeper([&] { EXPECT_TRUE(pair.b->rx_sleep(bell, &kLong).has_value()); });
+    if (i % 2 == 0) std::this_thread::yield();
+    pair.b->wake_local();
+    sleeper.join();
+  }
+}
+
+TEST_F(DirectWaitTest, SleepersOfSeveralStreamsHearEachTheirOwn) {
+  constexpr int kPairs = 4;
+  constexpr int kMessages = 300;
+  Pair pairs[kPairs];
+  for (Pair& p : pairs) {
+    p = ready_pair();
+    ASSERT_TRUE(p.a && p.b);
+  }
+  std::vector<std::thread> threads;
+  for (int k = 0; k < kPairs; ++k) {
+    threads.emplace_back([&, k] {
+      for (int i = 0; i < kMessages; ++i) ASSERT_TRUE(receive(*pairs[k].b)) << k << " " << i;
+    });
+  }
+  // The first stream is busy, the last one nearly idle.
+  for (int i = 0; i < kMessages; ++i) {
+    send(*pairs[0].a, 'a');
+    if (i % 3 == 0) std::this_thread::yield();
+  }
+  for (int k = 1; k < kPairs; ++k) {
+    for (int i = 0; i < kMessages; ++i) send(*pairs[k].a, 'a');
+  }
+  for (std::thread& t : threads) t.join();
+}
+
+TEST_F(DirectWaitTest, AnIdleSleeperLeavesThePlaceToABusyOne) {
+  Pair idle = ready_pair();
+  Pair busy = ready_pair();
+  ASSERT_TRUE(idle.a && idle.b && busy.a && busy.b);
+  std::thread sleeper([&] { EXPECT_TRUE(receive(*idle.b)); });
+  constexpr int kMessages = 300;
+  std::thread echo([&] {
+    for (int i = 0; i < kMessages; ++i) {
+      ASSERT_TRUE(receive(*busy.b));
+      send(*busy.b, 'b');
+    }
+  });
+  for (int i = 0; i < kMessages; ++i) {
+    send(*busy.a, 'a');
+    ASSERT_TRUE(receive(*busy.a));
+  }
+  echo.join();
+  send(*idle.a, 'a');
+  sleeper.join();
+}
+
+TEST_F(DirectWaitTest, TheTimeLimitHoldsWhileEventsOfOthersCome) {
+  Pair idle = ready_pair();
+  Pair busy = ready_pair();
+  ASSERT_TRUE(idle.a && idle.b && busy.a && busy.b);
+  std::atomic<bool> over{false};
+  std::thread sleeper([&] {
+    const uint32_t bell = idle.b->rx_bell();
+    idle.b->rx_arm(Sleep::kFutex);
+    const timespec brief{0, 30'000'000};
+    const auto r = idle.b->rx_sleep(bell, &brief);
+    EXPECT_TRUE(!r.has_value() && r.error() == ETIMEDOUT);
+    over = true;
+  });
+  while (!over) {
+    send(*busy.a, 'a');
+    ASSERT_TRUE(receive(*busy.b));
+  }
+  sleeper.join();
+}
+
+TEST_F(DirectWaitTest, ASignalEndsItOnlyWithoutRestart) {
+  Pair pair = ready_pair();
+  ASSERT_TRUE(pair.a && pair.b);
+  struct sigaction old{};
+  struct sigaction ours{};
+  // What preload/handlers.cc counts for a handler without SA_RESTART.
+  ours.sa_handler = [](int) {
+    ++thread_signals().ran;
+    ++thread_signals().broke;
+  };
+  ASSERT_EQ(sigaction(SIGUSR1, &ours, &old), 0);
+  std::atomic<bool> ended{false};
+  std::thread sleeper([&] {
+    const uint32_t bell = pair.b->rx_bell();
+    pair.b->rx_arm(Sleep::kFutex);
+    const auto r = pair.b->rx_sleep(bell, nullptr);
+    EXPECT_TRUE(!r.has_value() && r.error() == EINTR);
+    ended = true;
+  });
+  // One that comes before the sleep is not seen by it: that is the caller's HandlerWatch.
+  while (!ended) {
+    pthread_kill(sleeper.native_handle(), SIGUSR1);
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+  sleeper.join();
+  ASSERT_EQ(sigaction(SIGUSR1, &old, nullptr), 0);
+}
+
+}  // namespace
+}  // namespace rsock::transport
