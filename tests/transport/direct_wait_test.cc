@@ -4,8 +4,10 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <csignal>
 #include <thread>
+#include <vector>
 
 #include "core/base/thread_signals.h"
 #include "tests/transport/verbs_pair.h"
@@ -66,7 +68,8 @@ TEST_F(DirectWaitTest, ABellWithoutACompletionWakesTheDirectSleeper) {
     const uint32_t bell = pair.b->rx_bell();
     pair.b->rx_arm(Sleep::kFutex);
     std::thread sleeper([&] { EXPECT_TRUE(pair.b->rx_sleep(bell, &kLong).has_value()); });
-    if (i % 2 == 0) std::this_thread::yield();
+    // Sometimes before it sleeps, sometimes after.
+    if (i % 4 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(5));
     pair.b->wake_local();
     sleeper.join();
   }
