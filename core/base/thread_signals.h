@@ -51,6 +51,37 @@ inline void release_handlers() noexcept {
   if (--t.depth == 0 && __builtin_expect(t.postponed, 0)) deliver_postponed();
 }
 
+class HandlersHeld {
+ public:
+  HandlersHeld() noexcept { hold_handlers(); }
+  ~HandlersHeld() { release_handlers(); }
+  HandlersHeld(const HandlersHeld&) = delete;
+  HandlersHeld& operator=(const HandlersHeld&) = delete;
+};
+
+/// All signals of this thread blocked in the kernel; mask() is what they were, for a wait that lets
+/// them in (epoll_pwait(2)). Two system calls: for waits, where a postponed handler would not end
+/// the wait.
+class SignalsBlocked {
+ public:
+  SignalsBlocked() noexcept {
+    const uint64_t all = ~uint64_t{0};
+    raw_syscall(SYS_rt_sigprocmask, kSetMask, reinterpret_cast<long>(&all),
+                reinterpret_cast<long>(&mask_), sizeof(mask_));
+  }
+  ~SignalsBlocked() {
+    raw_syscall(SYS_rt_sigprocmask, kSetMask, reinterpret_cast<long>(&mask_), 0, sizeof(mask_));
+  }
+  SignalsBlocked(const SignalsBlocked&) = delete;
+  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
+  /// The kernel's sigset: 8 bytes.
+  const uint64_t* mask() const noexcept { return &mask_; }
+
+ private:
+  static constexpr long kSetMask = 2;  // SIG_SETMASK
+  uint64_t mask_ = 0;
+};
+
 /// In a forked child, when all locks have been made anew.
 inline void handlers_after_fork_child() noexcept {
   ThreadSignals& t = thread_signals();

@@ -144,6 +144,7 @@ void watch_device(RdmaHost& h, const std::shared_ptr<verbs::Device>& device) noe
     if (w->device == device) return;
   }
   auto w = std::make_unique<WatchedDevice>(device);
+  device->on_keeper_call(&call_keeper);
   // EXCLUSIVE: only if no thread of the program waits for it (direct_wait.h).
   (void)keeper_watch(device->event_fd(), EPOLLIN | EPOLLEXCLUSIVE,
                      tagged(static_cast<KeeperSource*>(w.get()), KeeperTag::kSource));
@@ -207,7 +208,8 @@ static uint64_t run_device_timers(RdmaHost& h, uint64_t now) noexcept {
       keeper_unwatch(w->device->event_fd());
       w->nap_until = UINT64_MAX;
     }
-    if (w->nap_until <= now) w->on_event(0);
+    const bool called = w->device->take_keeper_call();
+    if (called || w->nap_until <= now) w->on_event(0);
     next = std::min(next, w->nap_until);
     if (w->device->bury()) next = std::min(next, now + kBuryNs);
   }
@@ -265,6 +267,10 @@ void RdmaHost::on_word(Line& line, const wire::WordMessage& word) noexcept {
   for (const auto& a : attempts) {
     if (a->over || a->nonce != word.nonce || a->line.get() != &line) continue;
     if (a->channel) return a->channel->on_word(word.word, word.value);
+    // It had joined and took that back: the answer on the queue pair will not come (the kernel may
+    // have refused it without a word).
+    if (a->phase == RemotePhase::kJoin && word.word == wire::Word::kBye)
+      return try_again(*a, "the peer is not ready");
     if (a->early_count < RemoteAttempt::kEarly) {
       a->early[a->early_count++] = word;
     } else {

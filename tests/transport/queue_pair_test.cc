@@ -23,7 +23,7 @@ using Kind = CmEvent::Kind;
 
 constexpr uint64_t kPartner = 7;
 constexpr uint64_t kListener = 1;
-constexpr int kStreams = 6;
+constexpr int kStreams = 3;
 
 /// The parameter: whether the count of bytes travels as immediate value.
 class Successive : public testing::TestWithParam<bool> {

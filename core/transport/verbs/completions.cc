@@ -8,6 +8,7 @@
 #include "core/base/clock.h"
 #include "core/base/inside.h"
 #include "core/base/log.h"
+#include "core/base/thread_signals.h"
 #include "core/transport/verbs/device.h"
 #include "core/transport/verbs/rdma_library.h"
 #include "core/transport/verbs/verbs_channel.h"
@@ -24,7 +25,6 @@ constexpr uint64_t kLongestNapForOthersNs = 2'000'000;
 // ours that failed, which are no arrivals. Without any for so long it sleeps for good.
 constexpr uint64_t kWatchNs = 20'000'000;
 constexpr uint64_t kQuietNs = 1'000'000'000;
-constexpr int kBatch = 32;
 
 }  // namespace
 
@@ -54,8 +54,8 @@ void Device::dispatch_locked(const ibv_wc& wc) noexcept {
 }
 
 bool Device::poll_locked() noexcept {
-  ibv_wc found[kBatch];
-  const int n = ibv_poll_cq(cq_, kBatch, found);
+  ibv_wc found[kPollBatch];
+  const int n = ibv_poll_cq(cq_, kPollBatch, found);
   for (int i = 0; i < n; ++i) dispatch_locked(found[i]);
   return n > 0;
 }
@@ -83,6 +83,9 @@ void Device::arm(Armed wanted) noexcept {
   // seq_cst: whoever finds it armed relies on the keeper's poll after the event; whoever does not,
   // on its own call.
   Armed now = armed_.load(std::memory_order_seq_cst);
+  if (now >= wanted) return;
+  // A handler that did not come back in between would leave it said and not done, for ever.
+  const HandlersHeld held;
   do {
     if (now >= wanted) return;
   } while (!armed_.compare_exchange_weak(now, wanted, std::memory_order_seq_cst));
@@ -101,11 +104,12 @@ bool Device::poll() noexcept {
 
 bool Device::take_event_and_poll() noexcept {
   const RdmaLibrary& lib = *RdmaLibrary::get();
-  const InsideLibrary guard;
-  const CancelOff no_cancel;
   {
-    // The lock, for handlers: one that leaves by siglongjmp must not leave libibverbs' lock behind.
+    // The lock first: it keeps handlers of the program out until the others are undone. One that
+    // left by siglongjmp would also leave libibverbs' lock behind.
     MutexLock lock(queue_mutex_);
+    const InsideLibrary guard;
+    const CancelOff no_cancel;
     ibv_cq* cq = nullptr;
     void* context = nullptr;
     // There is one for each time it was armed. A second look would be a system call in vain; if
@@ -122,6 +126,10 @@ void Device::serve_event() noexcept {
   if (take_event_and_poll()) found_by_others_.fetch_add(1, std::memory_order_relaxed);
   arm_for_others();
   (void)poll();
+  // There is traffic again, and the keeper did not see the event.
+  if (!watching_.load(std::memory_order_relaxed) && call_keeper_ != nullptr &&
+      !keeper_called_.exchange(true, std::memory_order_acq_rel))
+    call_keeper_();
 }
 
 uint64_t Device::on_event() noexcept {

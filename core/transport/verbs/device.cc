@@ -115,8 +115,8 @@ bool Device::set_up(uint32_t max_streams) noexcept {
   }
   (void)os::fcntl(events_->fd, F_SETFL, O_NONBLOCK);
   wait_.set_up(events_->fd);
-  cq_ = lib.ibv_create_cq(context_, static_cast<int>(receives_count_ + max_streams_ * slots),
-                          nullptr, events_, 0);
+  queue_length_ = receives_count_ + max_streams_ * slots;
+  cq_ = lib.ibv_create_cq(context_, static_cast<int>(queue_length_), nullptr, events_, 0);
   if (cq_ == nullptr) return false;
   ibv_srq_init_attr wanted{};
   wanted.attr.max_wr = receives_count_;
@@ -285,6 +285,13 @@ void Device::retire(QueuePair&& pair) noexcept {
   retired_.push_back(std::move(pair));
 }
 
+/// Of what was in it when this began: a look takes a batch, or all there is. More comes meanwhile,
+/// of others, perhaps without end.
+void Device::empty_queue_locked() noexcept {
+  for (uint32_t i = 0; i <= queue_length_ / kPollBatch && poll_locked(); ++i) {
+  }
+}
+
 bool Device::bury() noexcept {
   const InsideLibrary guard;
   const RdmaLibrary& lib = *RdmaLibrary::get();
@@ -305,13 +312,11 @@ bool Device::bury() noexcept {
       // is reset or goes (mlx5_cq_clean()), and with it entries of the receive queue, which nobody
       // would post again. In the error state none are added.
       (void)move_to(pair.qp, IBV_QPS_ERR);
-      while (poll_locked()) {
-      }
+      empty_queue_locked();
       // Either waits until the device has let go of our memory, which the next stream may take.
       const bool keep = !is_iwarp() && !removed() && move_to(pair.qp, IBV_QPS_RESET);
       if (!keep) destroy(pair);
-      while (poll_locked()) {
-      }
+      empty_queue_locked();
     }
     if (pair.qp != nullptr && !spares_.put(pair, now)) destroy(pair);
     if (pair.id != nullptr) {

@@ -51,6 +51,7 @@ namespace rsock::transport::verbs {
 class VerbsChannel;
 
 inline constexpr uint32_t kReceives = 2048;
+inline constexpr uint32_t kPollBatch = 32;  // completions of one look
 
 /// Streams on a device whose shared receive queue must never be empty (iWARP: a SEND without an
 /// entry there ends the connection): each peer may have its whole send queue on the way, of which
@@ -104,8 +105,14 @@ class Device : public std::enable_shared_from_this<Device> {
     return wait_.sleep(*this, bell, seen, timeout);
   }
   void strike(std::atomic<uint32_t>& bell) noexcept { wait_.strike(bell); }
-  /// The completion channel may be readable: for who waited for that in sleep().
+  /// The completion channel may be readable: for who waited for that in sleep(), with all signals
+  /// blocked.
   void serve_event() noexcept;
+  /// How a thread wakes the keeper, which then asks take_keeper_call(). Set before channels are.
+  void on_keeper_call(void (*call)() noexcept) noexcept { call_keeper_ = call; }
+  bool take_keeper_call() noexcept {
+    return keeper_called_.exchange(false, std::memory_order_acq_rel);
+  }
   /// One sleep word more, or less, is set: its thread may rely on an event.
   void count_sleeping(int more) noexcept { sleeping_.fetch_add(more, std::memory_order_seq_cst); }
   /// One channel more, or less, has bytes that only a completion of its own writes pushes out.
@@ -144,6 +151,7 @@ class Device : public std::enable_shared_from_this<Device> {
   void fail_channels(const char* reason, uint32_t only) noexcept;
   bool set_up(uint32_t max_streams) noexcept;
   bool poll_locked() noexcept RSOCK_REQUIRES(queue_mutex_);
+  void empty_queue_locked() noexcept RSOCK_REQUIRES(queue_mutex_);
   void dispatch_locked(const ibv_wc& wc) noexcept RSOCK_REQUIRES(queue_mutex_);
   bool post_receive_locked(uint64_t slot) noexcept RSOCK_REQUIRES(queue_mutex_);
   VerbsChannel* find_locked(uint32_t qp_number) noexcept RSOCK_REQUIRES(queue_mutex_);
@@ -205,7 +213,9 @@ class Device : public std::enable_shared_from_this<Device> {
   /// For who has taken an event: others may rely on the next one. seq_cst, here and in arm(): who
   /// is counted too late for this finds the queue unarmed, and arms it.
   void arm_for_others() noexcept {
-    if (sleeping_.load(std::memory_order_seq_cst) != 0 ||
+    // A keeper that does not watch sleeps without a limit, on the strength of this.
+    if (!watching_.load(std::memory_order_seq_cst) ||
+        sleeping_.load(std::memory_order_seq_cst) != 0 ||
         behind_.load(std::memory_order_seq_cst) != 0)
       arm(enough_for_arrivals());
   }
@@ -220,10 +230,13 @@ class Device : public std::enable_shared_from_this<Device> {
   uint64_t active_ns_ = 0;               // keeper only: when there was traffic last
   std::atomic<bool> look_again_{false};  // somebody came while another one polled
   DirectWait wait_;
+  void (*call_keeper_)() noexcept = nullptr;
+  std::atomic<bool> keeper_called_{false};
   std::atomic<bool> removed_{false};
   std::atomic<uint64_t> found_by_others_{0};
   uint64_t found_seen_ = 0;  // keeper only
   uint32_t max_streams_ = 0;
+  uint32_t queue_length_ = 0;   // of the completion queue
   uint32_t pairs_ = 0;          // keeper only
   std::vector<Parked> parked_;  // keeper only
   SpareQueuePairs spares_;      // keeper only

@@ -76,27 +76,43 @@ Result<void> DirectWait::sleep(Device& device, const Bell& bell, uint32_t seen,
   return slept;
 }
 
-/// False: the bell has not rung, and the place is for a busier thread.
+/// False: the bell has not rung, and the caller shall sleep on it.
 Result<bool> DirectWait::sleep_directly(Device& device, const Bell& bell, uint32_t seen,
                                         const timespec* timeout, uint64_t began) noexcept {
   const HandlerWatch since;
+  // Handlers run inside the wait, and only if it ends with EINTR: then it has taken no event. One
+  // that ran in between, and did not come back or slept itself, would keep an event from all.
+  const SignalsBlocked blocked;
+  const auto* const mask = reinterpret_cast<const sigset_t*>(blocked.mask());
   int in_vain = 0;
+  bool last_look = false;
   while (bell.load(memory_order_seq_cst) == seen) {
     if (in_vain == kMostInVain) return false;
     epoll_event found[2];
-    timespec storage;
-    const auto n = os::epoll_pwait2(epoll_.get(), found, 2, left_of(timeout, began, &storage),
-                                    nullptr, 0);
+    timespec storage{0, 0};
+    const timespec* const left = last_look ? &storage : left_of(timeout, began, &storage);
+    const auto n = os::epoll_pwait2(epoll_.get(), found, 2, left, mask, sizeof(uint64_t));
+    if (!epoll_) return {};  // a handler forked, and this is the child
     if (!n) {
+      if (n.error() != EINTR) return false;
       // A futex without a time limit begins again under SA_RESTART, and after a stop (signal(7)).
-      if (n.error() == EINTR && timeout == nullptr && !since.broken()) continue;
-      return fail(n.error());
+      if (timeout == nullptr && !since.broken()) continue;
+      return fail(EINTR);
     }
-    if (*n == 0) return fail(ETIMEDOUT);
+    if (*n == 0) {
+      if (last_look) return fail(ETIMEDOUT);
+      // Before Linux 6.0 a wait whose time is up may leave an event behind that nobody else was
+      // woken for (ep_poll() in fs/eventpoll.c, until autoremove_wake_function went).
+      last_look = true;
+      continue;
+    }
     for (int i = 0; i < *n; ++i) {
       if (found[i].data.u64 == kKick) {
         uint64_t kicks = 0;
         (void)os::read(kick_.get(), &kicks, sizeof(kicks));
+      } else if ((found[i].events & (EPOLLERR | EPOLLHUP)) != 0) {
+        // The device is gone, and would say so for ever. What comes now is struck.
+        (void)os::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, device.event_fd(), nullptr);
       } else {
         // What it finds for this thread needs no kick: the bell is looked at afterwards.
         direct_.store(&kServing, memory_order_seq_cst);

@@ -11,7 +11,8 @@
 // EPOLLEXCLUSIVE, ours registered first. The kernel wakes the first instance that somebody waits in
 // (ep_poll_callback() in fs/eventpoll.c), so an event goes to the direct sleeper if there is one at
 // that very moment, else to the keeper, and nothing has to be handed over. A thread that was woken
-// so gets the event in the same epoll_wait, also if its time was up or a signal came.
+// so must serve the event before anything else: the program's handlers run inside the wait or after
+// it, never between.
 //
 // Ownership: one per device. Thread safety: any thread; set_up() and abandon() before and after all
 // others. A thread that leaves sleep() by siglongjmp keeps the place: the keeper serves from then

@@ -33,12 +33,12 @@ def at_once_200(t):
 
 
 @group.case()
-def in_turns_200(t):
-    """Eight at a time, each within strict mode's five seconds; then all 200 together."""
+def in_turns_80(t):
+    """Eight at a time, each within strict mode's five seconds; then all 80 together."""
     server = serve(t, "threads")
-    client = ask(t, "conns=200 turns=25 rounds=24 size=4096 pause=100")
-    all_exact(t, server, client, 200)
-    t.expect_lifted(client, server, streams=200)
+    client = ask(t, "conns=80 turns=10 rounds=24 size=4096 pause=100")
+    all_exact(t, server, client, 80)
+    t.expect_lifted(client, server, streams=80)
 
 
 def back_again(program):
