@@ -236,5 +236,22 @@ TEST_F(Overtaken, PollSaysReadableWhenRecvHasAnAnswer) {
   EXPECT_EQ(do_recv(fd(), &byte, 1), 0);
 }
 
+/// A thread in poll() looks once more when another one has closed the stream, and its channel is
+/// gone with the replay still owed.
+TEST_F(Overtaken, PollLooksAtAStreamThatWasClosedMeanwhile) {
+  Stream& s = a->right_stream();
+  a->right->answer_end();  // our direction is over
+  const int number = std::exchange(a->connection.right, -1);
+  close_fd(number);
+  ASSERT_FALSE(s.has_channel);
+  (void)stream::ready_events(s, number, POLLIN);
+}
+
+TEST_F(Overtaken, PollSaysTheEndOfAShutDirectionAtOnce) {
+  EXPECT_EQ(poll_one(fd(), POLLIN, 0), 0);
+  ASSERT_EQ(do_shutdown(fd(), SHUT_RD), 0);
+  EXPECT_EQ(poll_one(fd(), POLLIN, 0), POLLIN);
+}
+
 }  // namespace
 }  // namespace rsock
