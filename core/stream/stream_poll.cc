@@ -139,8 +139,12 @@ short kernel_part(Stream& s, short interest) noexcept {
     if (s.tx.state == TxState::kKernel) part |= interest & kOut;
   }
   MutexLock lock(s.rx.mutex);
-  if (s.rx.state != RxState::kRing) part |= interest & (kIn | POLLRDHUP);
-  return part;
+  if (s.rx.state == RxState::kRing) return part;
+  // FIN is there, and would end every sleep, but ready_events() does not believe it before the word
+  // that explains it, which rings the doorbell. (What else TCP has to say, the keeper hears.)
+  const int fd = s.fd.load(std::memory_order_relaxed);
+  if (end_unknown_locked(s) && os::poll_now(fd, POLLRDHUP) != 0 && nothing_queued(fd)) return part;
+  return static_cast<short>(part | (interest & (kIn | POLLRDHUP)));
 }
 
 std::shared_ptr<Channel> channel_of(Stream& s) noexcept {

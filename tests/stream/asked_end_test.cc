@@ -253,5 +253,16 @@ TEST_F(Overtaken, PollSaysTheEndOfAShutDirectionAtOnce) {
   EXPECT_EQ(poll_one(fd(), POLLIN, 0), POLLIN);
 }
 
+TEST_F(Overtaken, PollSleepsUntilTheWordIsThere) {
+  const auto cpu_ns = [] {
+    timespec t{};
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return t.tv_sec * 1'000'000'000L + t.tv_nsec;
+  };
+  const long before = cpu_ns();
+  EXPECT_EQ(poll_one(fd(), POLLIN | POLLRDHUP, 500), 0);
+  EXPECT_LT(cpu_ns() - before, 100'000'000);
+}
+
 }  // namespace
 }  // namespace rsock
