@@ -253,6 +253,19 @@ TEST_F(Overtaken, PollSaysTheEndOfAShutDirectionAtOnce) {
   EXPECT_EQ(poll_one(fd(), POLLIN, 0), POLLIN);
 }
 
+TEST_F(Overtaken, AReaderThatWaitsHearsThatTheStreamFailed) {
+  Stream& s = a->right_stream();
+  std::atomic<long> result{1};
+  std::thread reader([&] { result = do_recv(fd(), &byte, 1); });
+  nap_us(100'000);
+  EXPECT_EQ(result, 1);
+  stream::fail_stream(s, "test");
+  EXPECT_TRUE(eventually([&] { return result != 1; }, 2'000));
+  EXPECT_EQ(result, -ECONNRESET);
+  a->right->hold_replayed(false);
+  reader.join();
+}
+
 TEST_F(Overtaken, PollSleepsUntilTheWordIsThere) {
   const auto cpu_ns = [] {
     timespec t{};
