@@ -70,6 +70,7 @@ RSOCK_EXPORT FILE* fdopen(int fd, const char* mode) noexcept {
     // forgets the number, which fclose() will free without a word.
     if (!stream::pin_to_tcp(fd, "fdopen")) return answer(-EAGAIN), nullptr;
     if (!let_go(fd)) return answer(-EBADF), nullptr;
+    stream::after_close();
   }
   return real.fdopen(fd, mode);
 }
@@ -78,14 +79,18 @@ RSOCK_EXPORT int fclose(FILE* file) {
   const int before = errno;  // fileno sets it where there is no number below
   let_go_below(file);
   errno = before;
-  return real.fclose(file);
+  const int result = real.fclose(file);
+  stream::after_close();
+  return result;
 }
 
 RSOCK_EXPORT FILE* freopen(const char* path, const char* mode, FILE* file) {
   const int before = errno;
   let_go_below(file);
   errno = before;
-  return real.freopen(path, mode, file);
+  FILE* const result = real.freopen(path, mode, file);
+  stream::after_close();
+  return result;
 }
 
 RSOCK_EXPORT int vdprintf(int fd, const char* format, va_list arguments) {

@@ -78,6 +78,8 @@ HandOver set_down_and_wait(Stream& s, Reason reason, const Patience& patience) n
 
 long wait_until_kernel_sends_locked(Stream& s, Deadline deadline,
                                     const HandlerWatch& since) noexcept {
+  const uint32_t generation = s.generation.load(std::memory_order_acquire);
+  const bool closed = s.closed.load(std::memory_order_relaxed);
   while (s.channel && s.tx.state != TxState::kKernel) {
     std::shared_ptr<Channel> channel = s.channel;
     const uint32_t bell = channel->tx_bell();
@@ -89,6 +91,9 @@ long wait_until_kernel_sends_locked(Stream& s, Deadline deadline,
     timespec storage;
     const long e = sleep_on_bell(s.tx.mutex, std::move(channel), &Channel::tx_sleep, bell,
                                  deadline.for_futex(&storage, true), since);
+    if (!s.owned_by(generation) || s.closed.load(std::memory_order_relaxed) != closed) {
+      return -EBADF;  // another thread closed it
+    }
     if (e != 0) return s.tx.state == TxState::kKernel ? 0 : e;
   }
   return 0;

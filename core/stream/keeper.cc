@@ -14,6 +14,8 @@
 #include "core/base/raw_syscall.h"
 #include "core/os/os.h"
 #include "core/stream/deadline.h"
+#include "core/stream/deadline.h"
+#include "core/stream/fd_table.h"
 #include "core/stream/heat.h"
 #include "core/stream/keeper_loop.h"
 #include "core/stream/moves.h"
@@ -296,9 +298,29 @@ bool Keeper::adopt_locked(Stream& s, int fd) noexcept {
   watch_for_room(s);
   s.adopted.store(true, std::memory_order_release);
   inside().adopted.fetch_add(1, std::memory_order_release);
+  leave_to_keeper();
+  return true;
+}
+
+void Keeper::keep_number_locked(Stream& s, int fd) noexcept {
+  FdTable::set(fd, FdKind::kInternal);
+  if (s.fd.load(std::memory_order_relaxed) != fd) move_watch_locked(s, fd);
+  watch_for_room(s);
+  s.awaited = true;
+  s.adopted.store(true, std::memory_order_release);
+  inside().adopted.fetch_add(1, std::memory_order_release);
+}
+
+void Keeper::free_number_locked(Stream& s, int fd) noexcept {
+  FdTable::clear(fd);
+  s.awaited = false;
+  s.adopted.store(false, std::memory_order_relaxed);
+  inside().adopted.fetch_sub(1, std::memory_order_release);
+}
+
+void Keeper::leave_to_keeper() noexcept {
   inside().owing.store(1, std::memory_order_release);
   wake_keeper();
-  return true;
 }
 
 void Keeper::detached(Stream& s) noexcept {

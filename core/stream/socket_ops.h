@@ -48,10 +48,15 @@ void on_accept(int listener, int fd, int flags) noexcept;
 /// call before_close(copy) first, under no circumstances afterwards.
 void on_dup(int fd, int copy) noexcept;
 /// The number fd is about to be closed or replaced. Everything the peer must get is handed over
-/// here; afterwards the caller performs the real close. Waits only as SO_LINGER asks, and where the
-/// process has no descriptor for what must follow. False: fd is internal to the library; the call
-/// must answer EBADF and touch nothing.
+/// here; afterwards the caller performs the real close, and calls after_close(). Waits only where
+/// the process has no descriptor for what must follow. False: fd is internal to the library; the
+/// call must answer EBADF and touch nothing.
 bool before_close(int fd) noexcept;
+/// Waits as SO_LINGER asks: the number is free meanwhile, as on Linux. Handlers of this thread run
+/// behind it.
+void after_close() noexcept;
+/// after_close() has something to do: the close in between must not be left by pthread_cancel.
+bool close_waits() noexcept;
 /// [first, last] without our internal descriptors: calls `range(a, b)` for each gap. For
 /// close_range and closefrom.
 void for_each_program_range(unsigned first, unsigned last, void (*range)(unsigned, unsigned, void*),

@@ -83,6 +83,8 @@ void on_dup(int fd, int copy) noexcept {
   note("on_dup %d %d", fd, copy);
   FdTable::set(copy, FdKind::kStream, fake::fake_stream());
 }
+void after_close() noexcept {}
+bool close_waits() noexcept { return false; }
 bool before_close(int fd) noexcept {
   note("before_close %d", fd);
   FdTable::clear(fd);

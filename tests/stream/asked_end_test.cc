@@ -108,7 +108,7 @@ TEST_F(AskedEnd, LingerEndsWithItsTimeAndTheBytesStillGo) {
   const uint64_t began = monotonic_ns();
   close_fd(std::exchange(a.connection.left, -1));
   EXPECT_GT(seconds_since(began), 0.95);
-  EXPECT_LT(seconds_since(began), 4);
+  EXPECT_LT(seconds_since(began), 1.9);
   a.left->answer_end();
   Asking::tend(s);
   char buffer[16];
@@ -143,6 +143,86 @@ TEST_F(AskedEnd, LingerEndsWithASignal) {
   closer.join();
   a.left->answer_end();
   Asking::tend(s);
+}
+
+bool is_open(int fd) { return ::fcntl(fd, F_GETFD) >= 0; }
+
+TEST_F(AskedEnd, TheNumberIsFreeWhileACloseLingers) {
+  Asking a;
+  Stream& s = a.left_stream();
+  const int adopted = stream::inside().adopted;
+  set_linger(a.connection.left, 20);
+  ASSERT_EQ(do_send(a.connection.left, "last", 4), 4);
+  const int number = std::exchange(a.connection.left, -1);
+  std::thread closer([&] { close_fd(number); });
+  EXPECT_TRUE(eventually([&] { return !is_open(number); }));
+  EXPECT_TRUE(FdTable::stream(number) == nullptr);
+  EXPECT_EQ(stream::inside().adopted, adopted + 1) << "exit would not wait for it";
+  EXPECT_TRUE(s.adopted) << "a forked child would keep it";
+  Asking::tend(s);
+  EXPECT_TRUE(s.adopted) << "the keeper leaves it to the thread that waits";
+  a.left->answer_end();
+  closer.join();
+  EXPECT_EQ(stream::inside().adopted, adopted);
+  char buffer[16];
+  EXPECT_EQ(do_recv(a.connection.right, buffer, sizeof(buffer)), 4);
+  EXPECT_EQ(do_recv(a.connection.right, buffer, sizeof(buffer)), 0);
+}
+
+TEST_F(AskedEnd, ACloseThatKeepsItsNumberKeepsOthersFromIt) {
+  Asking a;
+  Stream& s = a.left_stream();
+  const int adopted = stream::inside().adopted;
+  ASSERT_EQ(do_send(a.connection.left, "last", 4), 4);
+  const int number = std::exchange(a.connection.left, -1);
+  g_no_descriptor = true;
+  std::thread closer([&] { close_fd(number); });
+  EXPECT_TRUE(eventually([&] { return FdTable::kind(number) == stream::FdKind::kInternal; }));
+  EXPECT_FALSE(stream::before_close(number)) << "EBADF";
+  EXPECT_EQ(stream::inside().adopted, adopted + 1) << "exit would not wait for it";
+  EXPECT_TRUE(s.adopted) << "a forked child would keep it";
+  Asking::tend(s);
+  EXPECT_TRUE(is_open(number));
+  a.left->answer_end();
+  closer.join();
+  g_no_descriptor = false;
+  EXPECT_FALSE(is_open(number));
+  EXPECT_EQ(FdTable::word(number), 0u);
+  EXPECT_EQ(stream::inside().adopted, adopted);
+  char buffer[16];
+  EXPECT_EQ(do_recv(a.connection.right, buffer, sizeof(buffer)), 4);
+  EXPECT_EQ(do_recv(a.connection.right, buffer, sizeof(buffer)), 0);
+}
+
+TEST_F(AskedEnd, LingerEndsWithTheStream) {
+  for (const bool no_descriptor : {false, true}) {
+    Asking a;
+    Stream& s = a.left_stream();
+    set_linger(a.connection.left, 20);
+    ASSERT_EQ(do_send(a.connection.left, "last", 4), 4);
+    g_no_descriptor = no_descriptor;
+    const uint64_t began = monotonic_ns();
+    std::thread closer([&] { close_fd(std::exchange(a.connection.left, -1)); });
+    EXPECT_TRUE(eventually([&] { return s.adopted.load(); }));
+    stream::fail_stream(s, "test");
+    closer.join();
+    g_no_descriptor = false;
+    EXPECT_LT(seconds_since(began), 10);
+  }
+}
+
+TEST_F(AskedEnd, ANegativeLingerWaits) {
+  Asking a;
+  set_linger(a.connection.left, -1);
+  ASSERT_EQ(do_send(a.connection.left, "last", 4), 4);
+  std::thread peer([&] {
+    nap_us(300'000);
+    a.left->answer_end();
+  });
+  const uint64_t began = monotonic_ns();
+  close_fd(std::exchange(a.connection.left, -1));
+  EXPECT_GT(seconds_since(began), 0.25);
+  peer.join();
 }
 
 TEST_F(AskedEnd, LingerOfNothingResets) {
