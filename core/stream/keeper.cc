@@ -28,6 +28,9 @@ constexpr uint64_t kSecondNs = 1'000'000'000;
 constexpr uint64_t kLongestPauseNs = 300 * kSecondNs;
 constinit uint64_t g_first_pause_ns = 10 * kSecondNs;
 
+/// Of the first thread, when it ended.
+sigset_t g_mask_at_end;
+
 constexpr size_t kStackBytes = 1 << 20;  // address space: touched pages only cost memory
 
 /// Holds the object, and never runs its destructor.
@@ -193,7 +196,12 @@ void set_first_pause(uint64_t ns) noexcept { g_first_pause_ns = ns; }
 
 void end_process() noexcept {
   inside().first_thread_left.store(false, std::memory_order_relaxed);
-  if (!create_thread([](void*) noexcept -> void* { exit(0); }, 0)) exit(0);
+  const auto run = [](void*) noexcept -> void* {
+    // The program's exit handlers run as in the thread that ended, not with every signal blocked.
+    pthread_sigmask(SIG_SETMASK, &g_mask_at_end, nullptr);
+    exit(0);
+  };
+  if (!create_thread(run, 0)) run(nullptr);
 }
 
 /// A signal handler that finds kStarting leaves its request to whom it interrupted.
@@ -364,6 +372,7 @@ void Keeper::resume() noexcept {
 }
 
 void Keeper::first_thread_ends() noexcept {
+  pthread_sigmask(SIG_SETMASK, nullptr, &g_mask_at_end);  // published by the store below
   inside().first_thread_left.store(true, std::memory_order_seq_cst);
   if (inside().life.load(std::memory_order_seq_cst) == KeeperLife::kRunning) wake_keeper();
 }
