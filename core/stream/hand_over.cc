@@ -99,21 +99,31 @@ long wait_until_kernel_sends_locked(Stream& s, Deadline deadline,
   return 0;
 }
 
-/// Of what was published: not in the kernel yet, or not in the peer's memory.
-static uint64_t unsent_locked(Stream& s) noexcept RSOCK_REQUIRES(s.tx.mutex) {
-  if (!s.channel || s.tx.state == TxState::kKernel) return 0;
-  return s.tx.state == TxState::kReplay ? s.channel->tx_tail() - s.tx.replay_next
-                                        : s.channel->tx_undelivered();
+/// Of what was published: not in the kernel yet (kReplay), or not in the peer's memory (kRing). Two
+/// counts that can't be compared: a peer that froze us may want more than was under way.
+struct Unsent {
+  TxState state = TxState::kKernel;
+  uint64_t bytes = 0;
+};
+
+static Unsent unsent_locked(Stream& s) noexcept RSOCK_REQUIRES(s.tx.mutex) {
+  if (!s.channel || s.tx.state == TxState::kKernel) return {};
+  if (s.tx.state == TxState::kReplay) {
+    return {TxState::kReplay, s.channel->tx_tail() - s.tx.replay_next};
+  }
+  return {TxState::kRing, s.channel->tx_undelivered()};
 }
 
 bool kernel_sends_in_the_end_locked(Stream& s, int64_t stuck_ns) noexcept {
   for (;;) {
-    const uint64_t before = unsent_locked(s);
+    const Unsent before = unsent_locked(s);
     const Deadline stuck = Deadline::after_ns(stuck_ns);
     long e = -EINTR;
     while (e == -EINTR) e = wait_until_kernel_sends_locked(s, stuck, HandlerWatch());
     if (e == 0) return true;
-    if (e != -EAGAIN || unsent_locked(s) >= before) return false;
+    const Unsent now = unsent_locked(s);
+    const bool moved = now.state != before.state || now.bytes < before.bytes;
+    if (e != -EAGAIN || !moved) return false;
   }
 }
 
