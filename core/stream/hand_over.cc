@@ -54,19 +54,24 @@ class Nap {
 
 HandOver set_down_and_wait(Stream& s, Reason reason, const Patience& patience) noexcept {
   if (!s.has_channel.load(std::memory_order_acquire)) return HandOver::kDone;
+  const uint32_t generation = s.generation.load(std::memory_order_acquire);
   set_down(s, reason);
   Nap nap(2'000'000);
   for (;;) {
     attend(s);
+    // Closed meanwhile: what is owed is the keeper's, and the object may be another connection.
+    if (!s.owned_by(generation) || s.closed.load(std::memory_order_relaxed)) return HandOver::kDone;
     if (!s.has_channel.load(std::memory_order_acquire)) return HandOver::kDone;
     const Owed o = owed(s);
     if (!o.ours && !o.theirs) {
       maybe_detach(s);  // the last word may have come after attend() looked
       return s.has_channel.load(std::memory_order_acquire) ? HandOver::kBytesHere : HandOver::kDone;
     }
+    const bool broken = patience.since != nullptr && patience.since->broken();
     const bool wait =
-        (o.ours && !patience.ours.passed()) || (o.theirs && !patience.theirs.passed());
+        !broken && ((o.ours && !patience.ours.passed()) || (o.theirs && !patience.theirs.passed()));
     if (!wait) {
+      if (broken) return o.ours ? HandOver::kOurs : HandOver::kTheirs;
       RSOCK_LOG(kWarn, "fd %d: %s: %s", s.fd.load(std::memory_order_relaxed), reason,
                 o.ours ? "the peer does not read, our bytes are not out yet"
                        : "the peer has not given back its bytes in time");

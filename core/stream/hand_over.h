@@ -22,11 +22,12 @@ inline constexpr int64_t kStuckNs = 2'000'000'000;
 struct Patience {
   Deadline theirs;  // for what the peer owes us
   Deadline ours;    // for our own replay
+  const HandlerWatch* since = nullptr;  // a handler without SA_RESTART ends both
 
   /// One limit for both, to share between all the streams of a call.
   static Patience at_most(int64_t ns) noexcept {
     const Deadline d = Deadline::after_ns(ns);
-    return Patience{d, d};
+    return Patience{d, d, nullptr};
   }
 };
 

@@ -240,6 +240,70 @@ TEST_F(AskedEnd, LingerOfNothingResets) {
   EXPECT_EQ(do_recv(a.connection.right, buffer, sizeof(buffer)), -ECONNRESET);
 }
 
+// --- a call that sends past us waits for the word where we are ---
+
+void handle(int flags) {
+  struct sigaction act {};
+  act.sa_handler = on_signal;
+  act.sa_flags = flags;
+  sigaction(SIGUSR1, &act, nullptr);
+}
+
+/// The handlers that run are counted by the library (preload/handlers.cc), which is not here.
+void on_counted_signal(int) {
+  ++thread_signals().ran;
+  ++thread_signals().broke;
+}
+
+TEST_F(AskedEnd, AHandlerWithRestartDoesNotEndThePinningCall) {
+  handle(SA_RESTART);
+  Asking a;
+  ASSERT_EQ(do_send(a.connection.left, "sent", 4), 4);
+  std::atomic<int> result{-1};
+  std::thread caller([&] { result = stream::pin_to_tcp(a.connection.left, "test"); });
+  // Past the time that a peer's keeper has to answer.
+  nap_us(1'200'000);
+  for (int i = 0; i < 20; ++i) {
+    pthread_kill(caller.native_handle(), SIGUSR1);
+    nap_us(5'000);
+  }
+  EXPECT_EQ(result, -1);
+  stream::set_down(a.right_stream(), "test");
+  EXPECT_TRUE(eventually([&] {
+    Asking::tend(a.left_stream());
+    return result == 0;
+  }));
+  caller.join();
+}
+
+TEST_F(AskedEnd, AHandlerWithoutRestartEndsThePinningCall) {
+  struct sigaction act {};
+  act.sa_handler = on_counted_signal;
+  sigaction(SIGUSR1, &act, nullptr);
+  Asking a;
+  ASSERT_EQ(do_send(a.connection.left, "sent", 4), 4);
+  std::atomic<int> result{-1};
+  std::thread caller([&] { result = stream::pin_to_tcp(a.connection.left, "test"); });
+  EXPECT_TRUE(eventually([&] {
+    if (result == -1) pthread_kill(caller.native_handle(), SIGUSR1);
+    return result != -1;
+  }));
+  EXPECT_EQ(result, EINTR);
+  caller.join();
+}
+
+TEST_F(AskedEnd, ACloseEndsThePinningCall) {
+  Asking a;
+  ASSERT_EQ(do_send(a.connection.left, "sent", 4), 4);
+  const int number = std::exchange(a.connection.left, -1);
+  std::atomic<int> result{-1};
+  std::thread caller([&] { result = stream::pin_to_tcp(number, "test"); });
+  EXPECT_TRUE(eventually([&] { return a.left->recall_asked(); }));
+  close_fd(number);
+  EXPECT_TRUE(eventually([&] { return result == 0; }));
+  caller.join();
+}
+
 // --- FIN overtakes the word that what was frozen is in the TCP stream
 // -------------------------------
 
