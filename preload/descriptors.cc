@@ -2,6 +2,7 @@
 
 #include <sys/resource.h>
 
+#include "core/base/cancel_off.h"
 #include "core/base/raw_syscall.h"
 #include "core/os/owned_fd.h"
 #include "preload/entry.h"
@@ -83,6 +84,15 @@ void close_one_by_one(unsigned first, unsigned last, void*) noexcept {
   }
 }
 
+[[gnu::noinline]] int close_of_ours(int fd) {
+  if (!let_go(fd)) return answer(-EBADF);
+  if (!stream::close_waits()) return real.close(fd);
+  const CancelOff begun;
+  const int result = real.close(fd);
+  stream::after_close();
+  return result;
+}
+
 bool kernel_has_close_range() noexcept {
   return raw_syscall(SYS_close_range, ~0u, ~0u, 0) != -ENOSYS;  // no descriptor has that number
 }
@@ -92,8 +102,8 @@ bool kernel_has_close_range() noexcept {
 
 RSOCK_EXPORT int close(int fd) {
   os::wait_for_low_numbers();
-  if (FdTable::word(fd) != 0 && !let_go(fd)) [[unlikely]]
-    return answer(-EBADF);
+  if (FdTable::word(fd) != 0) [[unlikely]]
+    return close_of_ours(fd);
   return real.close(fd);
 }
 
@@ -108,6 +118,7 @@ RSOCK_EXPORT int close_range(unsigned first, unsigned last, int flags) noexcept 
   let_go_range(first, last, (flags & CLOSE_RANGE_UNSHARE) != 0);
   CloseRange each{flags, 0};
   stream::for_each_program_range(first, last, close_piece, &each);
+  stream::after_close();
   return static_cast<int>(answer(each.result));
 }
 
@@ -119,6 +130,7 @@ RSOCK_EXPORT void closefrom(int first) noexcept {
   CloseRange each{0, 0};
   auto* closer = kernel_has_close_range() ? close_piece : close_one_by_one;
   stream::for_each_program_range(from, ~0u, closer, &each);
+  stream::after_close();
 }
 
 RSOCK_EXPORT int dup(int fd) noexcept {
@@ -132,6 +144,7 @@ RSOCK_EXPORT int dup2(int fd, int target) noexcept {
   if (!make_room(fd, target)) return answer(-EBADF);
   const int copy = real.dup2(fd, target);
   if (FdTable::word(fd) != 0) note_copy(fd, copy);
+  stream::after_close();
   return copy;
 }
 
@@ -140,6 +153,7 @@ RSOCK_EXPORT int dup3(int fd, int target, int flags) noexcept {
   if (!make_room(fd, target)) return answer(-EBADF);
   const int copy = real.dup3(fd, target, flags);
   if (FdTable::word(fd) != 0) note_copy(fd, copy);
+  stream::after_close();
   return copy;
 }
 

@@ -70,8 +70,8 @@ template <typename Work>
   return work();
 }
 
-/// Before the number fd is closed or replaced. False: the call answers EBADF and touches nothing.
-/// For numbers with an entry only: others need nothing.
+/// Before the number fd is closed or replaced; stream::after_close() follows. False: the call
+/// answers EBADF and touches nothing. For numbers with an entry only: others need nothing.
 bool let_go(int fd) noexcept;
 
 /// stdio uses 0, 1 and 2 without a call that we would see (inetd's children, say): a stream that

@@ -2,26 +2,35 @@
 // by itself.
 
 #include <cstdarg>
+#include <cstring>
 
 #include "preload/entry.h"
 
 namespace rsock::preload {
 namespace {
 
-/// False: what `to` still has to send is not out, and the call may not wait for it.
-bool pin_ends(int from, int to, const char* reason) noexcept {
-  if (FdTable::word(from) != 0) stream::pin_to_tcp(from, reason, false);
-  return FdTable::word(to) == 0 || stream::pin_to_tcp(to, reason);
+/// libc is to read or write this descriptor past us. Not 0: what we still have to send is not out,
+/// a call that writes would get in front of that, and says this.
+int leave_to_libc(int fd, const char* reason, bool writes = true) noexcept {
+  return FdTable::word(fd) == 0 ? 0 : stream::pin_to_tcp(fd, reason, writes);
 }
 
-/// libc is to read or write this descriptor past us. False: what we still have to send is not out,
-/// and it would get in front of that.
-bool leave_to_libc(int fd, const char* reason) noexcept {
-  return FdTable::word(fd) == 0 || stream::pin_to_tcp(fd, reason);
+/// The same for who may write later and can't hear of it then.
+int leave_to_libc(const aiocb* request, bool writes) noexcept {
+  if (request == nullptr) return 0;
+  const int e = leave_to_libc(request->aio_fildes, "aio", writes);
+  return writes ? e : 0;
 }
 
-bool leave_to_libc(const aiocb* request) noexcept {
-  return request == nullptr || leave_to_libc(request->aio_fildes, "aio");
+/// The `from` only receives.
+int pin_ends(int from, int to, const char* reason) noexcept {
+  (void)leave_to_libc(from, reason, false);
+  return leave_to_libc(to, reason);
+}
+
+/// fopen's modes: "r" without "+" only reads.
+bool writes(const char* mode) noexcept {
+  return mode == nullptr || *mode != 'r' || strchr(mode, '+') != nullptr;
 }
 
 /// libc is about to close the number below a FILE. It can be one of ours: fdopen() lets go of its
@@ -50,7 +59,7 @@ RSOCK_EXPORT ssize_t sendfile(int out, int in, off_t* offset, size_t count) noex
 
 RSOCK_EXPORT ssize_t splice(int in, off64_t* in_offset, int out, off64_t* out_offset, size_t n,
                             unsigned flags) {
-  if (!pin_ends(in, out, "splice")) return answer(-EAGAIN);
+  if (const int e = pin_ends(in, out, "splice"); e != 0) return answer(-e);
   return real.splice(in, in_offset, out, out_offset, n, flags);
 }
 
@@ -68,8 +77,10 @@ RSOCK_EXPORT FILE* fdopen(int fd, const char* mode) noexcept {
   if (FdTable::word(fd) != 0) {
     // stdio reads, writes and closes inside libc, past us: the stream stays on TCP, and the table
     // forgets the number, which fclose() will free without a word.
-    if (!stream::pin_to_tcp(fd, "fdopen")) return answer(-EAGAIN), nullptr;
+    const int e = stream::pin_to_tcp(fd, "fdopen", writes(mode));
+    if (e != 0 && writes(mode)) return answer(-e), nullptr;
     if (!let_go(fd)) return answer(-EBADF), nullptr;
+    stream::after_close();
   }
   return real.fdopen(fd, mode);
 }
@@ -78,18 +89,22 @@ RSOCK_EXPORT int fclose(FILE* file) {
   const int before = errno;  // fileno sets it where there is no number below
   let_go_below(file);
   errno = before;
-  return real.fclose(file);
+  const int result = real.fclose(file);
+  stream::after_close();
+  return result;
 }
 
 RSOCK_EXPORT FILE* freopen(const char* path, const char* mode, FILE* file) {
   const int before = errno;
   let_go_below(file);
   errno = before;
-  return real.freopen(path, mode, file);
+  FILE* const result = real.freopen(path, mode, file);
+  stream::after_close();
+  return result;
 }
 
 RSOCK_EXPORT int vdprintf(int fd, const char* format, va_list arguments) {
-  if (!leave_to_libc(fd, "dprintf")) return static_cast<int>(answer(-EAGAIN));
+  if (const int e = leave_to_libc(fd, "dprintf"); e != 0) return static_cast<int>(answer(-e));
   return real.vdprintf(fd, format, arguments);
 }
 
@@ -102,7 +117,7 @@ RSOCK_EXPORT int dprintf(int fd, const char* format, ...) {
 }
 
 RSOCK_EXPORT int __vdprintf_chk(int fd, int flag, const char* format, va_list arguments) {
-  if (!leave_to_libc(fd, "dprintf")) return static_cast<int>(answer(-EAGAIN));
+  if (const int e = leave_to_libc(fd, "dprintf"); e != 0) return static_cast<int>(answer(-e));
   return real.__vdprintf_chk(fd, flag, format, arguments);
 }
 
@@ -117,18 +132,19 @@ RSOCK_EXPORT int __dprintf_chk(int fd, int flag, const char* format, ...) {
 // struct aiocb64 is struct aiocb on 64-bit machines.
 
 RSOCK_EXPORT int aio_read(aiocb* request) noexcept {
-  if (!leave_to_libc(request)) return static_cast<int>(answer(-EAGAIN));
+  (void)leave_to_libc(request, false);
   return real.aio_read(request);
 }
 
 RSOCK_EXPORT int aio_write(aiocb* request) noexcept {
-  if (!leave_to_libc(request)) return static_cast<int>(answer(-EAGAIN));
+  if (const int e = leave_to_libc(request, true); e != 0) return static_cast<int>(answer(-e));
   return real.aio_write(request);
 }
 
 RSOCK_EXPORT int lio_listio(int mode, aiocb* const list[], int count, sigevent* done) {
   for (int i = 0; i < count; ++i) {
-    if (!leave_to_libc(list[i])) return static_cast<int>(answer(-EAGAIN));
+    const bool writes = list[i] != nullptr && list[i]->aio_lio_opcode == LIO_WRITE;
+    if (const int e = leave_to_libc(list[i], writes); e != 0) return static_cast<int>(answer(-e));
   }
   return real.lio_listio(mode, list, count, done);
 }

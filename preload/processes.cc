@@ -244,6 +244,7 @@ RSOCK_EXPORT int daemon(int nochdir, int noclose) noexcept {
   for (int fd = 0; fd <= 2 && noclose == 0; ++fd) {
     if (FdTable::word(fd) != 0) (void)let_go(fd);
   }
+  stream::after_close();  // the parent is gone behind it
   return real.daemon(nochdir, noclose);
 }
 
@@ -251,6 +252,7 @@ RSOCK_EXPORT int login_tty(int fd) noexcept {
   for (int name = 0; name <= 2; ++name) {
     if (name != fd && FdTable::word(name) != 0) (void)let_go(name);
   }
+  stream::after_close();
   return real.login_tty(fd);
 }
 

@@ -243,6 +243,12 @@ long PollCall::sleep(const Deadline& deadline, const sigset_t* sigmask) noexcept
   if (const long ready = look(); ready != 0) {
     return look_at_kernel(ready);
   }
+  // The look may have moved a direction to the kernel: what comes now comes there.
+  for (nfds_t i = 0; i < n_; ++i) {
+    if (streams_[i] == nullptr) continue;
+    const short part = stream::kernel_part(*streams_[i], fds_[i].events);
+    if (part != (kernel_[i].fd >= 0 ? kernel_[i].events : 0)) return 0;  // another round
+  }
   long r = sleep_in_kernel(used, deadline, deaf, sigmask);
   // More entries than RLIMIT_NOFILE: EINVAL (fs/select.c), where the program's own array was not.
   if (r == -EINVAL && used > n_) r = sleep_in_kernel(n_, deadline, true, sigmask);

@@ -30,7 +30,7 @@ inline int64_t socket_timeout_ns(const timeval& tv) noexcept {
 
 class Deadline {
  public:
-  static Deadline never() noexcept { return Deadline(0); }
+  static constexpr Deadline never() noexcept { return Deadline(0); }
   static Deadline after_ns(int64_t ns) noexcept {
     return Deadline(monotonic_ns() + static_cast<uint64_t>(ns < 0 ? 0 : ns));
   }

@@ -54,19 +54,24 @@ class Nap {
 
 HandOver set_down_and_wait(Stream& s, Reason reason, const Patience& patience) noexcept {
   if (!s.has_channel.load(std::memory_order_acquire)) return HandOver::kDone;
+  const uint32_t generation = s.generation.load(std::memory_order_acquire);
   set_down(s, reason);
   Nap nap(2'000'000);
   for (;;) {
     attend(s);
+    // Closed meanwhile: what is owed is the keeper's, and the object may be another connection.
+    if (!s.owned_by(generation) || s.closed.load(std::memory_order_relaxed)) return HandOver::kDone;
     if (!s.has_channel.load(std::memory_order_acquire)) return HandOver::kDone;
     const Owed o = owed(s);
     if (!o.ours && !o.theirs) {
       maybe_detach(s);  // the last word may have come after attend() looked
       return s.has_channel.load(std::memory_order_acquire) ? HandOver::kBytesHere : HandOver::kDone;
     }
+    const bool broken = patience.since != nullptr && patience.since->broken();
     const bool wait =
-        (o.ours && !patience.ours.passed()) || (o.theirs && !patience.theirs.passed());
+        !broken && ((o.ours && !patience.ours.passed()) || (o.theirs && !patience.theirs.passed()));
     if (!wait) {
+      if (broken) return o.ours ? HandOver::kOurs : HandOver::kTheirs;
       RSOCK_LOG(kWarn, "fd %d: %s: %s", s.fd.load(std::memory_order_relaxed), reason,
                 o.ours ? "the peer does not read, our bytes are not out yet"
                        : "the peer has not given back its bytes in time");
@@ -78,6 +83,8 @@ HandOver set_down_and_wait(Stream& s, Reason reason, const Patience& patience) n
 
 long wait_until_kernel_sends_locked(Stream& s, Deadline deadline,
                                     const HandlerWatch& since) noexcept {
+  const uint32_t generation = s.generation.load(std::memory_order_acquire);
+  const bool closed = s.closed.load(std::memory_order_relaxed);
   while (s.channel && s.tx.state != TxState::kKernel) {
     std::shared_ptr<Channel> channel = s.channel;
     const uint32_t bell = channel->tx_bell();
@@ -89,26 +96,39 @@ long wait_until_kernel_sends_locked(Stream& s, Deadline deadline,
     timespec storage;
     const long e = sleep_on_bell(s.tx.mutex, std::move(channel), &Channel::tx_sleep, bell,
                                  deadline.for_futex(&storage, true), since);
+    if (!s.owned_by(generation) || s.closed.load(std::memory_order_relaxed) != closed) {
+      return -EBADF;  // another thread closed it
+    }
     if (e != 0) return s.tx.state == TxState::kKernel ? 0 : e;
   }
   return 0;
 }
 
-/// Of what was published: not in the kernel yet, or not in the peer's memory.
-static uint64_t unsent_locked(Stream& s) noexcept RSOCK_REQUIRES(s.tx.mutex) {
-  if (!s.channel || s.tx.state == TxState::kKernel) return 0;
-  return s.tx.state == TxState::kReplay ? s.channel->tx_tail() - s.tx.replay_next
-                                        : s.channel->tx_undelivered();
+/// Of what was published: not in the kernel yet (kReplay), or not in the peer's memory (kRing). Two
+/// counts that can't be compared: a peer that froze us may want more than was under way.
+struct Unsent {
+  TxState state = TxState::kKernel;
+  uint64_t bytes = 0;
+};
+
+static Unsent unsent_locked(Stream& s) noexcept RSOCK_REQUIRES(s.tx.mutex) {
+  if (!s.channel || s.tx.state == TxState::kKernel) return {};
+  if (s.tx.state == TxState::kReplay) {
+    return {TxState::kReplay, s.channel->tx_tail() - s.tx.replay_next};
+  }
+  return {TxState::kRing, s.channel->tx_undelivered()};
 }
 
 bool kernel_sends_in_the_end_locked(Stream& s, int64_t stuck_ns) noexcept {
   for (;;) {
-    const uint64_t before = unsent_locked(s);
+    const Unsent before = unsent_locked(s);
     const Deadline stuck = Deadline::after_ns(stuck_ns);
     long e = -EINTR;
     while (e == -EINTR) e = wait_until_kernel_sends_locked(s, stuck, HandlerWatch());
     if (e == 0) return true;
-    if (e != -EAGAIN || unsent_locked(s) >= before) return false;
+    const Unsent now = unsent_locked(s);
+    const bool moved = now.state != before.state || now.bytes < before.bytes;
+    if (e != -EAGAIN || !moved) return false;
   }
 }
 

@@ -14,6 +14,8 @@
 #include "core/base/raw_syscall.h"
 #include "core/os/os.h"
 #include "core/stream/deadline.h"
+#include "core/stream/deadline.h"
+#include "core/stream/fd_table.h"
 #include "core/stream/heat.h"
 #include "core/stream/keeper_loop.h"
 #include "core/stream/moves.h"
@@ -25,6 +27,9 @@ constexpr uint64_t kSettleNs = 300'000'000;
 constexpr uint64_t kSecondNs = 1'000'000'000;
 constexpr uint64_t kLongestPauseNs = 300 * kSecondNs;
 constinit uint64_t g_first_pause_ns = 10 * kSecondNs;
+
+/// Of the first thread, when it ended.
+sigset_t g_mask_at_end;
 
 constexpr size_t kStackBytes = 1 << 20;  // address space: touched pages only cost memory
 
@@ -191,7 +196,12 @@ void set_first_pause(uint64_t ns) noexcept { g_first_pause_ns = ns; }
 
 void end_process() noexcept {
   inside().first_thread_left.store(false, std::memory_order_relaxed);
-  if (!create_thread([](void*) noexcept -> void* { exit(0); }, 0)) exit(0);
+  const auto run = [](void*) noexcept -> void* {
+    // The program's exit handlers run as in the thread that ended, not with every signal blocked.
+    pthread_sigmask(SIG_SETMASK, &g_mask_at_end, nullptr);
+    exit(0);
+  };
+  if (!create_thread(run, 0)) run(nullptr);
 }
 
 /// A signal handler that finds kStarting leaves its request to whom it interrupted.
@@ -296,9 +306,29 @@ bool Keeper::adopt_locked(Stream& s, int fd) noexcept {
   watch_for_room(s);
   s.adopted.store(true, std::memory_order_release);
   inside().adopted.fetch_add(1, std::memory_order_release);
+  leave_to_keeper();
+  return true;
+}
+
+void Keeper::keep_number_locked(Stream& s, int fd) noexcept {
+  FdTable::set(fd, FdKind::kInternal);
+  if (s.fd.load(std::memory_order_relaxed) != fd) move_watch_locked(s, fd);
+  watch_for_room(s);
+  s.awaited = true;
+  s.adopted.store(true, std::memory_order_release);
+  inside().adopted.fetch_add(1, std::memory_order_release);
+}
+
+void Keeper::free_number_locked(Stream& s, int fd) noexcept {
+  FdTable::clear(fd);
+  s.awaited = false;
+  s.adopted.store(false, std::memory_order_relaxed);
+  inside().adopted.fetch_sub(1, std::memory_order_release);
+}
+
+void Keeper::leave_to_keeper() noexcept {
   inside().owing.store(1, std::memory_order_release);
   wake_keeper();
-  return true;
 }
 
 void Keeper::detached(Stream& s) noexcept {
@@ -342,6 +372,7 @@ void Keeper::resume() noexcept {
 }
 
 void Keeper::first_thread_ends() noexcept {
+  pthread_sigmask(SIG_SETMASK, nullptr, &g_mask_at_end);  // published by the store below
   inside().first_thread_left.store(true, std::memory_order_seq_cst);
   if (inside().life.load(std::memory_order_seq_cst) == KeeperLife::kRunning) wake_keeper();
 }

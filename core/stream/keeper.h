@@ -37,6 +37,13 @@ class Keeper {
   /// The program closed fd, but a replay is owed: the keeper takes the stream over with a
   /// descriptor of its own. False: no descriptor to be had. tx and rx locks held.
   static bool adopt_locked(Stream& s, int fd) noexcept;
+  /// The same without a descriptor: fd stays taken while the closing thread waits. To everybody
+  /// else it is one of the library's, and the stream an adopted one. tx and rx locks held.
+  static void keep_number_locked(Stream& s, int fd) noexcept;
+  /// The wait is over: fd is the caller's to close. tx and rx locks held.
+  static void free_number_locked(Stream& s, int fd) noexcept;
+  /// The thread that waited for an adopted stream goes; the keeper sees to the rest.
+  static void leave_to_keeper() noexcept;
   /// The descriptor of an adopted stream that is finished.
   static void give_back(int fd) noexcept;
   /// The channel of s is gone; the stream may be lifted again when it is worth it.

@@ -119,6 +119,9 @@ void* keeper_main(void*) noexcept;
 
 /// Obeys the words of s, and finishes with it if its program has closed it.
 void tend(Stream& s) noexcept;
+/// An adopted stream whose replay is done, or hopeless: the descriptor closes, FIN goes out. Any
+/// thread. With `lingers` the close of the descriptor may wait; the keeper must not.
+void finish_if_adopted(Stream& s, bool lingers = false) noexcept;
 /// The same after the peer let go of the channel, if it did.
 void tend_after_hang_up(Stream& s) noexcept;
 /// RSOCK_STRICT: there is no path for s, so there is nothing to wait for.

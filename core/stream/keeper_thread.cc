@@ -15,6 +15,7 @@
 #include "core/os/os.h"
 #include "core/stream/counters.h"
 #include "core/stream/heat.h"
+#include "core/stream/holders.h"
 #include "core/stream/keeper.h"
 #include "core/stream/keeper_loop.h"
 #include "core/stream/moves.h"
@@ -34,24 +35,6 @@ bool owes(Stream& s) noexcept {
   // Called back from a lost path: attend() times the answer (TCP_USER_TIMEOUT).
   if (s.tx.state == TxState::kRing && s.path_failed_ns != 0) return true;
   return s.tx.state == TxState::kReplay;
-}
-
-/// An adopted stream whose replay is done, or hopeless: the descriptor closes, FIN goes out.
-void finish_if_adopted(Stream& s) noexcept {
-  if (!s.adopted.load(std::memory_order_acquire)) return;
-  int fd = -1;
-  {
-    MutexLock tx(s.tx.mutex);
-    MutexLock rx(s.rx.mutex);
-    if (s.tx.state != TxState::kKernel) return;
-    s.adopted.store(false, std::memory_order_relaxed);
-    if (s.rx.state != RxState::kKernel) finish_rx_locked(s);
-    (void)take_channel_locked(s);
-    fd = s.fd.exchange(-1, std::memory_order_relaxed);
-  }
-  Keeper::give_back(fd);
-  release_stream(s);
-  inside().adopted.fetch_sub(1, std::memory_order_release);
 }
 
 void on_tcp_event(Stream& s, uint32_t events) noexcept {
@@ -256,6 +239,38 @@ void* end_thread() noexcept {
 }
 
 }  // namespace
+
+/// The keeper closes in the program's place, and must not wait there as SO_LINGER asks a closing
+/// thread to. (While another process holds the socket its close ends nothing, and the option is
+/// not ours.)
+static void close_without_waiting(const Stream& s) noexcept {
+  const linger never{};
+  if (!sole_holder(s)) return;
+  (void)os::setsockopt(s.fd.load(std::memory_order_relaxed), SOL_SOCKET, SO_LINGER, &never,
+                       sizeof(never));
+}
+
+void finish_if_adopted(Stream& s, bool lingers) noexcept {
+  if (!s.adopted.load(std::memory_order_acquire)) return;
+  int fd = -1;
+  std::shared_ptr<Channel> channel;
+  {
+    MutexLock tx(s.tx.mutex);
+    MutexLock rx(s.rx.mutex);
+    if (!s.adopted.load(std::memory_order_relaxed) || s.awaited) return;
+    if (s.tx.state != TxState::kKernel) return;
+    if (!lingers) close_without_waiting(s);
+    s.adopted.store(false, std::memory_order_relaxed);
+    if (s.rx.state != RxState::kKernel) finish_rx_locked(s);
+    channel = take_channel_locked(s);
+    fd = s.fd.exchange(-1, std::memory_order_relaxed);
+  }
+  if (channel) channel->wake_local();  // threads that still wait meet `closed`
+  unlink_watchers(s);  // one may have come while the program closed it
+  release_stream(s);
+  inside().adopted.fetch_sub(1, std::memory_order_release);
+  Keeper::give_back(fd);
+}
 
 void tend(Stream& s) noexcept {
   attend(s);

@@ -236,7 +236,7 @@ static void reset_what_is_not_out() noexcept {
 
 void before_exec() noexcept {
   const Deadline theirs = Deadline::after_ns(kHandOverNs);
-  set_down_all("exec", true, Patience{theirs, Deadline::after_ns(0)});
+  set_down_all("exec", true, Patience{theirs, Deadline::after_ns(0), nullptr});
   finish_own_replays(kStuckNs);
   reset_what_is_not_out();
   finish_adopted();

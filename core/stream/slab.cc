@@ -80,6 +80,7 @@ void reset(Stream& s, int fd, bool nonblocking) noexcept {
   s.set_downs = 0;
   s.path_failed = false;
   s.failed = false;
+  s.awaited = false;
   s.path_failed_ns = 0;
   s.error.store(0, std::memory_order_relaxed);
   for (int i = 0; i < kPaths; ++i) {

@@ -48,10 +48,15 @@ void on_accept(int listener, int fd, int flags) noexcept;
 /// call before_close(copy) first, under no circumstances afterwards.
 void on_dup(int fd, int copy) noexcept;
 /// The number fd is about to be closed or replaced. Everything the peer must get is handed over
-/// here; afterwards the caller performs the real close. Waits only as SO_LINGER asks, and where the
-/// process has no descriptor for what must follow. False: fd is internal to the library; the call
-/// must answer EBADF and touch nothing.
+/// here; afterwards the caller performs the real close, and calls after_close(). Waits only where
+/// the process has no descriptor for what must follow. False: fd is internal to the library; the
+/// call must answer EBADF and touch nothing.
 bool before_close(int fd) noexcept;
+/// Waits as SO_LINGER asks: the number is free meanwhile, as on Linux. Handlers of this thread run
+/// behind it.
+void after_close() noexcept;
+/// after_close() has something to do: the close in between must not be left by pthread_cancel.
+bool close_waits() noexcept;
 /// [first, last] without our internal descriptors: calls `range(a, b)` for each gap. For
 /// close_range and closefrom.
 void for_each_program_range(unsigned first, unsigned last, void (*range)(unsigned, unsigned, void*),
@@ -122,11 +127,11 @@ void on_set_flags(Stream& s, int flags) noexcept;
 /// The caller is about to do something to the stream that only the kernel can do, or that leaves
 /// our sight (splice, fdopen, MSG_OOB, passing the descriptor by SCM_RIGHTS): sets the stream down,
 /// and it stays on TCP for good. `reason` is a literal; it appears in the log and the summary.
-/// Returns once the kernel's stream continues at the right byte. False: bytes of ours are not out
-/// yet because the peer does not read, and the call may not wait for it (O_NONBLOCK, SO_SNDTIMEO):
-/// what sends now would overtake them, so it should say EAGAIN. With `will_send` false it never
-/// waits for that. Any fd; true if it is not a stream.
-bool pin_to_tcp(int fd, const char* reason, bool will_send = true) noexcept;
+/// Returns once the kernel's stream continues at the right byte: 0. Else bytes of ours are not out
+/// yet because the peer does not read, and what sends now would overtake them. EAGAIN: the call may
+/// not wait for it (O_NONBLOCK, SO_SNDTIMEO); EINTR: a handler without SA_RESTART ended the wait.
+/// With `will_send` false it never waits for that. Any fd; 0 if it is not a stream.
+int pin_to_tcp(int fd, const char* reason, bool will_send = true) noexcept;
 /// The same for every fd in the SCM_RIGHTS messages of msg (sendmsg on a Unix socket).
 void pin_passed_descriptors(const msghdr* msg) noexcept;
 

@@ -110,6 +110,8 @@ class Stream : public boost::intrusive::list_base_hook<
   std::atomic<bool> closed{false};  // no descriptor of the program is left
   std::atomic<bool> adopted{
       false};  // closed, and the keeper finishes what is owed on a descriptor of its own
+  // Adopted, and the thread that closed it waits (SO_LINGER) and finishes it; under both locks.
+  bool awaited = false;
   std::atomic<uint32_t>* holders =
       nullptr;  // processes that hold it, in memory they share; null: only us
   void* holders_block = nullptr;

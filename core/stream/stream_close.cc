@@ -2,15 +2,16 @@
 
 #include <fcntl.h>
 
-#include <algorithm>
-#include <optional>
+#include <utility>
 
 #include "core/base/log.h"
+#include "core/base/thread_signals.h"
 #include "core/os/os.h"
 #include "core/os/owned_fd.h"
 #include "core/stream/hand_over.h"
 #include "core/stream/holders.h"
 #include "core/stream/keeper.h"
+#include "core/stream/keeper_loop.h"
 #include "core/stream/moves.h"
 #include "core/stream/socket_ops.h"
 
@@ -53,51 +54,115 @@ void end_tx_locked(Stream& s) noexcept RSOCK_REQUIRES(s.tx.mutex) {
   Keeper::kick_peer_locked(s);
 }
 
-/// Seconds of SO_LINGER, if it is set.
-std::optional<int> linger_of(int fd) noexcept {
+/// SO_LINGER as it is set: close waits so long until the peer has acknowledged every byte, a signal
+/// comes or the time is over (sk_stream_wait_close() in net/core/stream.c, also with O_NONBLOCK).
+struct Linger {
+  bool on = false;
+  int seconds = 0;
+
+  bool resets() const noexcept { return on && seconds == 0; }
+  bool waits() const noexcept { return on && seconds != 0; }
+  /// A negative time is a very long one (sock_set_linger() in net/core/sock.c).
+  Deadline deadline() const noexcept {
+    return seconds < 0 ? Deadline::never() : Deadline::after_ns(saturated_ns(seconds, 0));
+  }
+};
+
+Linger linger_of(int fd) noexcept {
   linger now{};
   socklen_t len = sizeof(now);
-  if (!os::getsockopt(fd, SOL_SOCKET, SO_LINGER, &now, &len) || now.l_onoff == 0) return {};
-  return now.l_linger;
+  if (!os::getsockopt(fd, SOL_SOCKET, SO_LINGER, &now, &len)) return {};
+  return {now.l_onoff != 0, now.l_linger};
 }
 
-/// The keeper closes in the program's place, and must not wait there as SO_LINGER asks a closing
-/// thread to.
-void close_without_waiting(int fd) noexcept {
-  const linger never{};
-  (void)os::setsockopt(fd, SOL_SOCKET, SO_LINGER, &never, sizeof(never));
+/// What is left of the time is the kernel's, for the bytes that it still holds and FIN. It counts
+/// in seconds, and none of them would be a reset.
+void leave_rest_of_time(int fd, const Deadline& deadline) noexcept {
+  constexpr uint64_t kSecondNs = 1'000'000'000;
+  if (deadline.is_never()) return;
+  const uint64_t left = (deadline.remaining_ns() + kSecondNs / 2) / kSecondNs;
+  const linger rest{left != 0 ? 1 : 0, static_cast<int>(left)};
+  (void)os::setsockopt(fd, SOL_SOCKET, SO_LINGER, &rest, sizeof(rest));
 }
 
-/// SO_LINGER with a time: close waits until the peer has acknowledged every byte, a signal comes or
-/// the time is over (sk_stream_wait_close() in net/core/stream.c, also with O_NONBLOCK). What is
-/// left of it is the kernel's, for FIN.
-void linger_locked(Stream& s, int fd, int seconds, const HandlerWatch& since) noexcept
-    RSOCK_REQUIRES(s.tx.mutex) {
-  constexpr int64_t kSecondNs = 1'000'000'000;
-  const Deadline deadline = Deadline::after_ns(seconds * kSecondNs);
-  (void)wait_until_kernel_sends_locked(s, deadline, since);
-  const auto left = static_cast<int64_t>(deadline.remaining_ns());
-  const linger rest{1, static_cast<int>(std::max<int64_t>((left + kSecondNs - 1) / kSecondNs, 1))};
-  if (rest.l_linger < seconds) (void)os::setsockopt(fd, SOL_SOCKET, SO_LINGER, &rest, sizeof(rest));
+/// The close of this thread that has to wait, between before_close() and after_close(). Handlers
+/// are held meanwhile: one would find the close over, as behind a system call, and may leave by
+/// siglongjmp.
+struct WaitingClose {
+  Stream* stream = nullptr;
+  Deadline deadline = Deadline::never();
+};
+constinit thread_local WaitingClose t_waiting __attribute__((tls_model("initial-exec")));
+
+/// No descriptor for the keeper to go on with: this close waits, with the program's number, and to
+/// everybody else that is one of the library's. The answer to an end takes one turn of the network,
+/// a replay as long as the peer takes to read. True: the kernel has everything, or the connection is
+/// reset; false: a descriptor came free after all.
+bool sent_with_the_number_locked(Stream& s, int fd, const Linger& lingers,
+                                 const HandlerWatch& since) noexcept RSOCK_REQUIRES(s.tx.mutex) {
+  {
+    MutexLock rx(s.rx.mutex);
+    Keeper::keep_number_locked(s, fd);
+  }
+  const Deadline deadline = lingers.deadline();
+  bool sent = lingers.waits() && wait_until_kernel_sends_locked(s, deadline, since) == 0;
+  const bool in_time = sent;
+  sent = sent || kernel_sends_in_the_end_locked(s, kStuckNs);
+  MutexLock rx(s.rx.mutex);
+  Keeper::free_number_locked(s, fd);
+  if (lingers.waits()) leave_rest_of_time(fd, in_time ? deadline : Deadline::after_ns(0));
+  if (sent) return true;
+  if (Keeper::adopt_locked(s, fd)) return false;
+  RSOCK_LOG(kError, "fd %d: no descriptor left to finish sending: connection reset", fd);
+  make_close_reset(fd);
+  finish_tx_locked(s);
+  return true;
 }
 
-/// What was sent is not out yet: the keeper goes on. Where there is no descriptor for that, this
-/// close waits: the answer to an end takes one turn of the network, a replay as long as the peer
-/// takes to read. True: the kernel has everything, or the connection is reset.
-bool sent_or_adopted_locked(Stream& s, int fd) noexcept RSOCK_REQUIRES(s.tx.mutex) {
+/// What was sent is not out yet: the keeper goes on, on a descriptor of its own, and the program's
+/// number is closed at once. With SO_LINGER this thread waits for that in after_close(). True: no
+/// descriptor was to be had, and it is done already.
+bool sent_or_adopted_locked(Stream& s, int fd, const Linger& lingers,
+                            const HandlerWatch& since) noexcept RSOCK_REQUIRES(s.tx.mutex) {
   {
     MutexLock rx(s.rx.mutex);
     if (Keeper::adopt_locked(s, fd)) {
-      if (sole_holder(s)) close_without_waiting(fd);  // fd is open until we return
+      s.channel->wake_local();  // threads that still wait meet `closed`
+      if (!lingers.waits()) return false;
+      s.awaited = true;
+      hold_handlers();
+      t_waiting = {&s, lingers.deadline()};
       return false;
     }
   }
-  if (!kernel_sends_in_the_end_locked(s, kStuckNs)) {
-    RSOCK_LOG(kError, "fd %d: no descriptor left to finish sending: connection reset", fd);
-    make_close_reset(fd);
-    finish_tx_locked(s);
+  return sent_with_the_number_locked(s, fd, lingers, since);
+}
+
+/// The wait of a close whose stream is adopted. Nobody else finishes it meanwhile.
+void finish_awaited(Stream& s, const Deadline& deadline) noexcept {
+  const HandlerWatch since;
+  bool lied = false;
+  {
+    MutexLock tx(s.tx.mutex);
+    // A signal that came since before_close() waits for the end of this call.
+    if (!thread_signals().postponed) {
+      lied = wait_until_kernel_sends_locked(s, deadline, since) == -EPROTO;
+    }
   }
-  return true;
+  if (lied) fail_stream(s, failure_of(s));
+  bool finished = false;
+  {
+    MutexLock tx(s.tx.mutex);
+    MutexLock rx(s.rx.mutex);
+    s.awaited = false;
+    finished = s.tx.state == TxState::kKernel;
+    if (finished) leave_rest_of_time(s.fd.load(std::memory_order_relaxed), deadline);
+  }
+  if (finished) {
+    finish_if_adopted(s, /*lingers=*/true);
+  } else {
+    Keeper::leave_to_keeper();
+  }
 }
 
 /// The last descriptor goes. True: the stream is finished; false: the keeper carries on with it.
@@ -119,15 +184,17 @@ bool close_last(Stream& s, int fd, std::shared_ptr<Channel>* last) noexcept {
     alone = sole_holder(s);
     reset = unread_in_channel_locked(s) && alone;
   }
-  const auto lingers = linger_of(fd);
+  Linger lingers = linger_of(fd);
   if (reset) make_close_reset(fd);
-  if (reset || lingers == 0) {
+  if (reset || lingers.resets()) {
     // RST tells the peer; what it has in its ring it may still read, as from its kernel's queue.
     if (s.tx.state != TxState::kKernel) finish_tx_locked(s);
   } else {
     end_tx_locked(s);
-    if (s.tx.state != TxState::kKernel && lingers && alone) linger_locked(s, fd, *lingers, since);
-    if (s.tx.state != TxState::kKernel && !sent_or_adopted_locked(s, fd)) return false;
+    lingers.on = lingers.on && alone;
+    if (s.tx.state != TxState::kKernel && !sent_or_adopted_locked(s, fd, lingers, since)) {
+      return false;
+    }
   }
   MutexLock rx(s.rx.mutex);
   if (!s.channel) return true;  // went while we waited
@@ -211,6 +278,7 @@ bool before_close(int fd) noexcept {
   }
   Stream* s = FdTable::stream(fd);
   if (s == nullptr) return true;
+  after_close();  // one of several at once (close_range): they wait one after the other
   // Cleared before the real close: the number can be reused by another thread in the same instant.
   // Whoever gets the stream out of the slot closes it; a second close of the same number finds
   // nothing.
@@ -220,17 +288,25 @@ bool before_close(int fd) noexcept {
     g_epoll_name_gone(*s, fd);
     return true;
   }
-  std::shared_ptr<Channel> last;
   // Before a close that waits: no epoll instance reports of it meanwhile (__fput() in
-  // fs/file_table.c).
-  if (s->has_channel.load(std::memory_order_acquire) && linger_of(fd).value_or(0) > 0) {
-    unlink_watchers(*s);
-  }
-  const bool finished = close_last(*s, fd, &last);
+  // fs/file_table.c). And while the stream is ours: one that the keeper goes on with may be
+  // another's the moment after.
+  unlink_watchers(*s);
+  std::shared_ptr<Channel> last;
+  if (!close_last(*s, fd, &last)) return true;
   unlink_watchers(*s);
   last.reset();
-  if (finished) release_stream(*s);
+  release_stream(*s);
   return true;
+}
+
+bool close_waits() noexcept { return t_waiting.stream != nullptr; }
+
+void after_close() noexcept {
+  if (!close_waits()) return;
+  const WaitingClose waiting = std::exchange(t_waiting, {});
+  finish_awaited(*waiting.stream, waiting.deadline);
+  release_handlers();
 }
 
 void for_each_program_range(unsigned first, unsigned last, void (*range)(unsigned, unsigned, void*),

@@ -57,6 +57,7 @@ std::shared_ptr<Channel> take_channel_locked(Stream& s) noexcept {
   s.doorbell_fd.store(-1, std::memory_order_release);
   s.tx_wanted.store(false, std::memory_order_relaxed);
   s.rx.want_ready.store(false, std::memory_order_relaxed);
+  s.rx.await_replay.store(false, std::memory_order_relaxed);  // who looks for it asks the channel
   return std::exchange(s.channel, nullptr);
 }
 

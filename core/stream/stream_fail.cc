@@ -59,33 +59,41 @@ void judge_unread(Stream& s) noexcept {
   finish_tx_locked(s);
 }
 
+/// The locked part of fail_stream(). False: another thread was first.
+static bool fail_locked(Stream& s, Reason reason, int error) noexcept
+    RSOCK_REQUIRES(s.tx.mutex, s.rx.mutex) {
+  // Another thread failed it, or closed it: the number may be another connection's by now. (An
+  // adopted stream is closed, and its number the library's own.)
+  const bool gone =
+      s.closed.load(std::memory_order_relaxed) && !s.adopted.load(std::memory_order_relaxed);
+  if (!s.channel || gone || s.failed) return false;
+  s.failed = true;
+  const int fd = s.fd.load(std::memory_order_relaxed);
+  count_refusal(reason);
+  RSOCK_LOG(kError, "fd %d: %s: connection reset", fd, reason);
+  s.error.store(error, std::memory_order_release);
+  s.pinned.store(true, std::memory_order_relaxed);
+  if (s.tx.state != TxState::kKernel) finish_tx_locked(s);
+  s.tx.ring_done = true;
+  s.tx.lied = false;
+  if (s.rx.state != RxState::kKernel) finish_rx_locked(s);
+  s.rx.ring_done = true;
+  s.rx.await_replay.store(false, std::memory_order_relaxed);
+  // The bytes that remain on TCP continue nothing: nobody may read them as if they did. Under the
+  // locks, because close() passes through them before the number is free.
+  abort_connection(fd);
+  return true;
+}
+
 void fail_stream(Stream& s, Reason reason, int error) noexcept {
+  bool failed = false;
   {
     MutexLock tx(s.tx.mutex);
     MutexLock rx(s.rx.mutex);
-    // Another thread failed it, or closed it: the number may be another connection's by now. (An
-    // adopted stream is closed, and its number the keeper's own.)
-    const bool gone =
-        s.closed.load(std::memory_order_relaxed) && !s.adopted.load(std::memory_order_relaxed);
-    if (!s.channel || gone || s.failed) return;
-    s.failed = true;
-    const int fd = s.fd.load(std::memory_order_relaxed);
-    count_refusal(reason);
-    RSOCK_LOG(kError, "fd %d: %s: connection reset", fd, reason);
-    s.error.store(error, std::memory_order_release);
-    s.pinned.store(true, std::memory_order_relaxed);
-    if (s.tx.state != TxState::kKernel) finish_tx_locked(s);
-    s.tx.ring_done = true;
-    s.tx.lied = false;
-    if (s.rx.state != RxState::kKernel) finish_rx_locked(s);
-    s.rx.ring_done = true;
-    s.rx.await_replay.store(false, std::memory_order_relaxed);
-    // The bytes that remain on TCP continue nothing: nobody may read them as if they did. Under the
-    // locks, because close() passes through them before the number is free.
-    abort_connection(fd);
+    failed = fail_locked(s, reason, error);
   }
-  maybe_detach(s);
-  wake_waiters(s);
+  if (failed) maybe_detach(s);
+  wake_waiters(s);  // in any case: a close that waits for the last byte looks, and gives up
 }
 
 void abort_connection(int fd) noexcept {

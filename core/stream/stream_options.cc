@@ -233,23 +233,37 @@ bool pin(Stream& s, Reason reason) noexcept RSOCK_NO_TSA {
   return channel && lock;  // in the middle of a call of its own thread nothing can be moved
 }
 
-bool pin_to_tcp(int fd, const char* reason, bool will_send) noexcept {
+int pin_to_tcp(int fd, const char* reason, bool will_send) noexcept {
   Stream* s = FdTable::stream(fd);
-  if (s == nullptr || !pin(*s, reason)) return true;
+  if (s == nullptr) return 0;
+  const uint32_t generation = s->generation.load(std::memory_order_acquire);
+  const HandlerWatch since;
+  if (FdTable::stream(fd) != s || !pin(*s, reason)) return 0;
   // What the call sends must come behind our replay. That waits for the peer to read, as a send
   // would: with its limits, and not at all without blocking.
   const bool wait = will_send && !s->nonblocking.load(std::memory_order_relaxed);
   const Patience patience{
       Deadline::after_ns(kHandOverNs),
       wait ? Deadline::from_option(s->snd_timeout_ns.load(std::memory_order_relaxed))
-           : Deadline::after_ns(0)};
+           : Deadline::after_ns(0),
+      wait ? &since : nullptr};
   (void)set_down_and_wait(*s, reason, patience);
   // Over a queue pair the peer may not even have said where it is (HandOver::kTheirs): whoever may
   // wait for it does.
-  const HandlerWatch since;
   MutexLock lock(s->tx.mutex);
-  if (wait) (void)wait_until_kernel_sends_locked(*s, patience.ours, since);
-  return s->tx.state == TxState::kKernel;
+  const auto others = [&] {  // closed by another thread: the number is not this stream any more
+    return !s->owned_by(generation) || s->closed.load(std::memory_order_relaxed);
+  };
+  long e = 0;
+  // SA_RESTART begins the call again, as the send in the kernel that it stands for.
+  while (wait && !others()) {
+    e = -EINTR;
+    if (since.broken()) break;
+    e = wait_until_kernel_sends_locked(*s, patience.ours, HandlerWatch());
+    if (e != -EINTR) break;
+  }
+  if (others() || s->tx.state == TxState::kKernel) return 0;
+  return e == -EINTR ? EINTR : EAGAIN;
 }
 
 void pin_passed_descriptors(const msghdr* msg) noexcept {

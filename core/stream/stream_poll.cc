@@ -24,6 +24,18 @@ struct Halves {
   bool end_unknown = false;     // TCP's end may be none: the word that explains it is on its way
 };
 
+/// FIN may have overtaken the word that explains it: recv() would wait for that (judge_kernel_end),
+/// unless the program has shut this direction itself.
+bool end_unknown_locked(Stream& s) noexcept RSOCK_REQUIRES(s.rx.mutex) {
+  return s.channel && !s.rx.shut && s.rx.await_replay.load(std::memory_order_relaxed) &&
+         !end_known_locked(s);
+}
+
+bool nothing_queued(int fd) noexcept {
+  const auto queued = os::ioctl_int(fd, FIONREAD);
+  return queued && *queued == 0;
+}
+
 void look_at_rx(Stream& s, Halves* h) noexcept {
   MutexLock lock(s.rx.mutex);
   if (s.rx.state == RxState::kTcp) {
@@ -39,8 +51,7 @@ void look_at_rx(Stream& s, Halves* h) noexcept {
     h->ask_kernel_in = true;
     h->died_silently = s.peer_gone.load(std::memory_order_acquire) &&
                        !s.rx.fin_seen.load(std::memory_order_relaxed);
-    // As recv() has it (judge_kernel_end): it would say EAGAIN.
-    h->end_unknown = s.rx.await_replay.load(std::memory_order_relaxed) && !end_known_locked(s);
+    h->end_unknown = end_unknown_locked(s);
     return;
   }
   Channel& ch = *s.channel;
@@ -109,9 +120,8 @@ short ready_events(Stream& s, int fd, short interest) noexcept {
     // nothing can be sent either.
     if (!h.ask_kernel_in) k = static_cast<short>(k & ~(POLLIN | POLLRDNORM));
     if (!h.ask_kernel_out) k = static_cast<short>(k & ~kOut);
-    if (h.end_unknown && (k & POLLRDHUP) != 0 && (k & POLLERR) == 0) {
-      const auto queued = os::ioctl_int(fd, FIONREAD);
-      if (queued && *queued == 0) k = static_cast<short>(k & ~(kIn | POLLRDHUP | POLLHUP));
+    if (h.end_unknown && (k & POLLRDHUP) != 0 && (k & POLLERR) == 0 && nothing_queued(fd)) {
+      k = static_cast<short>(k & ~(kIn | POLLRDHUP | POLLHUP));
     }
     if ((k & POLLRDHUP) != 0 && h.died_silently) {
       judge_unread(s);
@@ -129,8 +139,12 @@ short kernel_part(Stream& s, short interest) noexcept {
     if (s.tx.state == TxState::kKernel) part |= interest & kOut;
   }
   MutexLock lock(s.rx.mutex);
-  if (s.rx.state != RxState::kRing) part |= interest & (kIn | POLLRDHUP);
-  return part;
+  if (s.rx.state == RxState::kRing) return part;
+  // FIN is there, and would end every sleep, but ready_events() does not believe it before the word
+  // that explains it, which rings the doorbell. (What else TCP has to say, the keeper hears.)
+  const int fd = s.fd.load(std::memory_order_relaxed);
+  if (end_unknown_locked(s) && os::poll_now(fd, POLLRDHUP) != 0 && nothing_queued(fd)) return part;
+  return static_cast<short>(part | (interest & (kIn | POLLRDHUP)));
 }
 
 std::shared_ptr<Channel> channel_of(Stream& s) noexcept {

@@ -135,6 +135,12 @@ bool met_the_end(Stream& s) noexcept {
   return !queued || *queued == 0;
 }
 
+/// The error of an end that was none: told here, and not once more by the next call.
+int failed_with(Stream& s) noexcept {
+  const int e = take_error(s);
+  return e != 0 ? e : ECONNRESET;
+}
+
 /// The kernel half; what a clean end means when a replay is still owed to us. It is clean only if
 /// TCP gave everything that the sender had published (D10).
 long judge_kernel_end(Stream& s, long r, bool may_wait, Deadline deadline) noexcept {
@@ -152,13 +158,15 @@ long judge_kernel_end(Stream& s, long r, bool may_wait, Deadline deadline) noexc
   for (;;) {
     if (deadline.is_never()) since.begin_again();
     std::shared_ptr<Channel> channel = s.channel;
+    // Reset by us: the bytes that were owed never come, whoever was told of it first.
+    if (s.failed) return -failed_with(s);
     if (!channel) return 0;
     const uint32_t bell = channel->rx_bell();
     channel->rx_arm(transport::Sleep::kFutex);
     if (end_known_locked(s)) {
       if (all_received_locked(s)) return 0;
       s.rx.await_replay.store(false, std::memory_order_relaxed);
-      return -ECONNRESET;
+      return -failed_with(s);
     }
     // FIN has overtaken the word that the replay is complete; else the line ends, as the peer's
     // process did. For the program that is a wait for bytes like any other.

@@ -216,7 +216,7 @@ size_t send_short(Stream& s, const void* from, size_t n, int flags) noexcept {
 
 long send(Stream& s, int fd, const iovec* iov, size_t n, int flags, KernelCall kernel) {
   if (__builtin_expect((flags & MSG_OOB) != 0, 0)) {
-    if (!pin_to_tcp(fd, "MSG_OOB")) return -EAGAIN;
+    if (const int e = pin_to_tcp(fd, "MSG_OOB"); e != 0) return -e;
     return kernel();
   }
   size_t done = 0;
@@ -282,7 +282,7 @@ long sendfile(Stream& s, int fd, int in_fd, off_t* offset, size_t count, KernelC
   } else {
     const auto position = os::lseek(in_fd, 0, SEEK_CUR);
     if (!position) {  // not seekable: only the kernel can move it
-      if (!pin_to_tcp(fd, "sendfile from a pipe")) return -EAGAIN;
+      if (const int e = pin_to_tcp(fd, "sendfile from a pipe"); e != 0) return -e;
       return kernel();
     }
     at = *position;

@@ -83,6 +83,8 @@ void on_dup(int fd, int copy) noexcept {
   note("on_dup %d %d", fd, copy);
   FdTable::set(copy, FdKind::kStream, fake::fake_stream());
 }
+void after_close() noexcept {}
+bool close_waits() noexcept { return false; }
 bool before_close(int fd) noexcept {
   note("before_close %d", fd);
   FdTable::clear(fd);
@@ -137,9 +139,9 @@ long setsockopt(Stream&, int fd, int, int name, const void*, socklen_t, KernelCa
   return kernel();
 }
 void on_set_flags(Stream&, int flags) noexcept { note("on_set_flags %d", flags); }
-bool pin_to_tcp(int fd, const char* reason, bool) noexcept {
+int pin_to_tcp(int fd, const char* reason, bool) noexcept {
   note("pin_to_tcp %d %s", fd, reason);
-  return behaviour().pins;
+  return behaviour().pins ? 0 : EAGAIN;
 }
 void pin_passed_descriptors(const msghdr*) noexcept { note("pin_passed_descriptors"); }
 void prepare_fork() noexcept { note("prepare_fork"); }

@@ -23,7 +23,7 @@ struct Behaviour {
   Transfer recv;
   std::function<long()> wait;  // poll, select and epoll_wait; empty: the program's own call
   bool may_matter = false;
-  bool pins = true;  // what pin_to_tcp() says
+  bool pins = true;  // pin_to_tcp() says 0
 };
 
 Behaviour& behaviour();

@@ -101,6 +101,7 @@ inline short poll_one(int fd, short events, int timeout_ms = -1) {
 
 inline void close_fd(int fd) {
   if (stream::before_close(fd)) ::close(fd);
+  stream::after_close();
 }
 
 inline void set_nonblocking(int fd) {
