@@ -30,8 +30,17 @@ LENIENT = {"RSOCK_STRICT": "0"}
 ASK = "--ask"
 
 
+def process_lives(pid):
+    """One that only waits to be reaped does not."""
+    try:
+        state = pathlib.Path("/proc/%d/stat" % pid).read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
+
+
 def group_lives(group):
-    """Whether a process of the group still runs; one that only waits to be reaped does not."""
+    """Whether a process of the group still runs."""
     for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
         try:
             state, _, pgrp = stat.read_text().rpartition(")")[2].split()[:3]
@@ -48,7 +57,7 @@ class Side:
     def __init__(self, mode, library, folder, script):
         self.mode, self.library, self.folder, self.script = mode, library, pathlib.Path(folder), script
         self.seen, self.bounded, self.figures, self.complaints = {}, {}, {}, []
-        self.started, self.proofs, self.counter = [], [], 0
+        self.started, self.proofs, self.counter, self.heirs = [], [], 0, {}
 
     # ---- starting ---------------------------------------------------------------------------------
 
@@ -130,10 +139,17 @@ class Side:
 
     # ---- ending -----------------------------------------------------------------------------------
 
+    def ends_with(self, program, pid):
+        """A service that has replaced itself: this process of its group is now who has to be asked to end."""
+        self.heirs[program] = pid
+
     def stop(self, program, how=signal.SIGTERM, timeout=10):
         """Ends a service and waits for all its processes: the summaries are written at exit."""
         if program.process.poll() is None:
             program.process.send_signal(how)
+        heir = self.heirs.pop(program, None)
+        if heir is not None and group_lives(program.process.pid):
+            os.kill(heir, how)
         status = program.wait(timeout)
         deadline = time.monotonic() + timeout
         while group_lives(program.process.pid) and time.monotonic() < deadline:
@@ -177,6 +193,7 @@ class Side:
 def one_side(case, mode, library, script):
     with pairs_net.new_folder("services") as folder:
         side = Side(mode, library, folder, script)
+        os.chmod(folder, 0o755)  # workers of a service may be another user's
         started = time.monotonic()
         try:
             case(side)
