@@ -68,8 +68,11 @@ void Instance::drain_and_arm_locked(Item& item) noexcept {
   constexpr uint32_t kDrainEvery = 32;
   const std::shared_ptr<stream::Channel> channel = stream::channel_of(*item.stream);
   if (!channel) return;
-  if (++item.looks_unanswered >= kDrainEvery && robbed_count_ < kMaxRobbed) {
-    item.looks_unanswered = 0;
+  // The count is the stream's: an item may go and come between any two looks (epoll_ctl).
+  std::atomic<uint32_t>& armed = item.stream->armed_undrained;
+  if (armed.fetch_add(1, std::memory_order_relaxed) + 1 >= kDrainEvery &&
+      robbed_count_ < kMaxRobbed) {
+    armed.store(0, std::memory_order_relaxed);
     if (channel->drain_wait_fd()) robbed_[robbed_count_++] = &item;
   }
   stream::arm_for_poll(*channel, static_cast<short>(item.user.events & kInterest));

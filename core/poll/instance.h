@@ -73,8 +73,7 @@ class Item final : public stream::Watcher, public ReadyListHook, public ItemList
   bool shares_doorbell = false;
   bool deaf = false;
   Item* next_unconnected = nullptr;
-  uint32_t looks_unanswered = 0;  // since the doorbell was drained
-  uint64_t seen_published = 0;    // EPOLLET: what had been published at the last report
+  uint64_t seen_published = 0;  // EPOLLET: what had been published at the last report
 };
 
 using ReadyList = boost::intrusive::list<Item, boost::intrusive::base_hook<ReadyListHook>,

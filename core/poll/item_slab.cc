@@ -66,7 +66,7 @@ void release_locked(Item& item) noexcept RSOCK_REQUIRES(g_mutex) {
   item.doorbell = item.fd = -1;
   item.owns_doorbell = item.shares_doorbell = item.deaf = false;
   item.rx_by_kernel = item.tx_by_kernel = true;
-  item.looks_unanswered = item.kernel_said = 0;
+  item.kernel_said = 0;
   item.seen_published = 0;
   item.next_unconnected = nullptr;
   g_free->push_back(item);

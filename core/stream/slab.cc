@@ -65,6 +65,7 @@ void reset(Stream& s, int fd, bool nonblocking) noexcept {
   }
   s.fd.store(fd, std::memory_order_relaxed);
   s.doorbell_fd.store(-1, std::memory_order_relaxed);
+  s.armed_undrained.store(0, std::memory_order_relaxed);
   s.fd_refs.store(1, std::memory_order_relaxed);
   s.holders = nullptr;
   s.holders_block = nullptr;

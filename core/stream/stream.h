@@ -122,12 +122,13 @@ class Stream : public boost::intrusive::list_base_hook<
   std::atomic<int64_t> snd_timeout_ns{0};
 
   // --- lifting ---
-  std::shared_ptr<Channel> channel;      // see "Thread safety"
-  std::atomic<bool> has_channel{false};  // cheap mirror for checks without a lock
-  std::atomic<int> doorbell_fd{-1};      // channel's wait_fd(), while it is attached
-  std::atomic<bool> tx_nospace{false};   // a sender was told to wait: room is news (SOCK_NOSPACE)
-  std::atomic<bool> tx_wanted{false};    // the peer is ready: switch at the next chance
-  std::atomic<uint32_t> calls{0};        // intercepted data calls on TCP, until it is asked for
+  std::shared_ptr<Channel> channel;          // see "Thread safety"
+  std::atomic<bool> has_channel{false};      // cheap mirror for checks without a lock
+  std::atomic<int> doorbell_fd{-1};          // channel's wait_fd(), while it is attached
+  std::atomic<uint32_t> armed_undrained{0};  // by epoll, since the doorbell was drained
+  std::atomic<bool> tx_nospace{false};  // a sender was told to wait: room is news (SOCK_NOSPACE)
+  std::atomic<bool> tx_wanted{false};   // the peer is ready: switch at the next chance
+  std::atomic<uint32_t> calls{0};       // intercepted data calls on TCP, until it is asked for
   std::atomic<bool> lift_asked{false};
   std::atomic<bool> pinned{false};          // TCP for good
   std::atomic<Reason> not_lifted{nullptr};  // the last reason

@@ -40,14 +40,19 @@ def listens(port):
 class Program:
     """A running program with its output in files and, if preloaded, a summary."""
 
-    def __init__(self, argv, mode, role, library, folder, name):
+    def __init__(self, argv, mode, role, library, folder, name, extra=None, stdin=subprocess.DEVNULL):
         self.argv, self.role, self.mode = argv, role, mode
         base = pathlib.Path(folder, name)
         self.summary_path = base.with_suffix(".json")
         self.out_path, self.err_path = base.with_suffix(".out"), base.with_suffix(".err")
+        if role in pairs.PRELOADED[mode]:
+            # Who writes it may be another user by then: servers change theirs.
+            self.summary_path.touch()
+            self.summary_path.chmod(0o666)
         env = pairs.role_environment(mode, role, library, self.summary_path)
+        env.update(extra or {})
         with open(self.out_path, "wb") as out, open(self.err_path, "wb") as err:
-            self.process = subprocess.Popen(argv, env=env, stdin=subprocess.DEVNULL, stdout=out,
+            self.process = subprocess.Popen(argv, env=env, stdin=stdin, stdout=out,
                                             stderr=err, start_new_session=True, cwd=folder)
 
     @property
@@ -81,12 +86,12 @@ class Program:
         return pairs.read_summary(self.summary_path)
 
 
-def start_listening(argv_of_port, mode, library, folder, name, tries=5):
+def start_listening(argv_of_port, mode, library, folder, name, tries=5, extra=None):
     """Starts a server on a free port and waits until it listens: (program, port)."""
     for attempt in range(tries):
         port = free_port()
         server = Program(argv_of_port(port), mode, "server", library, folder,
-                         "%s-%d" % (name, attempt))
+                         "%s-%d" % (name, attempt), extra)
         deadline = time.monotonic() + 10
         while time.monotonic() < deadline and server.process.poll() is None:
             if listens(port):

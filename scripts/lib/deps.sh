@@ -16,6 +16,8 @@ declare -gA RSOCK_PACKAGES=(
   [model]="spin"
   # Real programs that run under the shim in integration tests.
   [programs]="iperf3 sockperf curl python3"
+  # Real services (integration/services). Installed, never started: see rsock_install.
+  [services]="redis-server redis-tools nginx-light wrk socat curl python3 openssh-server openssh-client"
   # What tests look at from outside: system calls, bytes on the wire, sockets and namespaces.
   [observe]="strace tcpdump iproute2"
   # What the measuring scripts need beyond a build.
@@ -24,7 +26,7 @@ declare -gA RSOCK_PACKAGES=(
   # installed: the lab unpacks it in the build folder. Not rdma-core: of all its daemons and udev rules a lab needs none.
   [lab]="python3 qemu-system-x86 busybox-static kmod cpio iproute2 ibverbs-utils ibverbs-providers rdmacm-utils librdmacm1 perftest iperf3"
 )
-RSOCK_GROUP_ORDER="build unit clang model programs observe measure lab"
+RSOCK_GROUP_ORDER="build unit clang model programs services observe measure lab"
 
 # Prints the packages of the groups, one a line, each once.
 rsock_packages() {
@@ -55,6 +57,25 @@ rsock_missing() {
   done
 }
 
+# Installs packages, and leaves no daemon behind: Debian starts a service as soon as it is installed, and at every boot
+# from then on, but the tests start their own. invoke-rc.d(8) asks /usr/sbin/policy-rc.d first, and 101 means no; one
+# that is there already is the machine's own and stays. What is new in /etc/init.d afterwards is disabled.
+rsock_install() (
+  local guard=/usr/sbin/policy-rc.d before status=0 name
+  if [[ ! -e $guard && ! -L $guard ]]; then
+    trap 'rm -f "$guard"' EXIT
+    trap 'exit 130' INT TERM
+    printf '#!/bin/sh\nexit 101\n' >"$guard" && chmod 755 "$guard" || return
+  fi
+  before=$(ls /etc/init.d 2>/dev/null)
+  DEBIAN_FRONTEND=noninteractive apt-get -q -o DPkg::Lock::Timeout=300 install -y --no-install-recommends "$@" ||
+    status=$?
+  for name in $(comm -13 <(sort <<<"$before") <(ls /etc/init.d 2>/dev/null | sort)); do
+    update-rc.d "$name" disable || true
+  done
+  return "$status"
+)
+
 # Installs what is missing of the groups. Fails with the command to type when it cannot.
 rsock_deps() {
   if ! command -v dpkg-query >/dev/null; then
@@ -73,11 +94,10 @@ rsock_deps() {
     return 1
   fi
   echo "deps: installing ${missing[*]}" >&2
-  local apt=(apt-get -q -o DPkg::Lock::Timeout=300)
   # Everything to stderr: stdout belongs to the caller's results. A stale package list is better
   # than none, so a failing update (no network, but a warm cache) does not end it yet.
-  DEBIAN_FRONTEND=noninteractive "${apt[@]}" update >&2 || true
-  DEBIAN_FRONTEND=noninteractive "${apt[@]}" install -y --no-install-recommends "${missing[@]}" >&2 || {
+  DEBIAN_FRONTEND=noninteractive apt-get -q -o DPkg::Lock::Timeout=300 update >&2 || true
+  rsock_install "${missing[@]}" >&2 || {
     echo "deps: apt-get could not install: ${missing[*]}" >&2
     return 1
   }

@@ -1,0 +1,283 @@
+"""What the drivers of this folder share: the same workload on plain TCP and over shared memory, compared.
+
+A driver is a table of cases.  A case is a function of a Side, one run of the workload in one mode; it starts the
+service and its clients through the Side, and tells it what it saw.  The judge's Side runs first, on plain TCP; what
+the other one saw must be the same, and the summaries of the programs named by `lifts` must show that the bytes went
+over shared memory, or the comparison would be TCP with TCP.
+
+A client that no package has is a function of the driver's own file: `ask` runs it in a process of its own, so that
+the driver itself is never preloaded.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import pathlib
+import shutil
+import signal
+import sys
+import time
+import traceback
+
+import pairs
+import pairs_net
+
+ROLES = ("tcp", "shm")
+# Services fork and spawn while streams live, and what two processes hold stays on TCP; strict mode would rightly
+# abort it. That streams are lifted is asked of the summaries instead.
+LENIENT = {"RSOCK_STRICT": "0"}
+ASK = "--ask"
+
+
+def process_lives(pid):
+    """One that only waits to be reaped does not."""
+    try:
+        state = pathlib.Path("/proc/%d/stat" % pid).read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
+
+
+def group_lives(group):
+    """Whether a process of the group still runs."""
+    for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, pgrp = stat.read_text().rpartition(")")[2].split()[:3]
+        except OSError:
+            continue
+        if int(pgrp) == group and state not in "ZX":
+            return True
+    return False
+
+
+class Side:
+    """One run of a case in one mode: what it started, what it saw, what the summaries must show."""
+
+    def __init__(self, mode, library, folder, script):
+        self.mode, self.library, self.folder, self.script = mode, library, pathlib.Path(folder), script
+        self.seen, self.bounded, self.figures, self.complaints = {}, {}, {}, []
+        self.started, self.proofs, self.counter, self.heirs = [], [], 0, {}
+
+    # ---- starting ---------------------------------------------------------------------------------
+
+    def _name(self, argv, name):
+        self.counter += 1
+        return "%02d-%s" % (self.counter, name or pathlib.Path(argv[0]).name.replace(".", "_"))
+
+    def serve(self, argv_of_port, name=None):
+        """Starts a service on a free port, waits until it listens: (program, port)."""
+        program, port = pairs_net.start_listening(argv_of_port, self.mode, self.library, self.folder,
+                                                  self._name(["service"], name), extra=LENIENT)
+        self.started.append(program)
+        return program, port
+
+    def start(self, argv, name=None, stdin=None):
+        """Starts a program; with the shim where the mode has it."""
+        more = {} if stdin is None else {"stdin": stdin}
+        program = pairs_net.Program([str(a) for a in argv], self.mode, "client", self.library, self.folder,
+                                    self._name(argv, name), LENIENT, **more)
+        self.started.append(program)
+        return program
+
+    def finish(self, program, timeout=60):
+        """Waits for a program that ends by itself; how it ended is seen. Returns its output's bytes."""
+        status = program.wait(timeout)
+        if status != 0:
+            self.complaints.append("%s ended with %s: %s" % (
+                " ".join(program.argv)[:200], status, (program.err() or program.out())[-1500:]))
+        return program.out_path.read_bytes()
+
+    def run(self, argv, name=None, timeout=60, stdin=None, lifts=None):
+        program = self.start(argv, name, stdin)
+        if lifts:
+            self.lifts(program, lifts)
+        return self.finish(program, timeout)
+
+    def start_asking(self, function, *arguments):
+        """Runs a function of the driver's own file in a process of its own."""
+        return self.start([pairs.python(), "-B", self.script, ASK, function.__name__, *map(str, arguments)],
+                          function.__name__)
+
+    def answer(self, program, timeout=60):
+        text = self.finish(program, timeout)
+        try:
+            return json.loads(text)
+        except ValueError:
+            raise RuntimeError("no answer: %r %s" % (text[-300:], program.err()[-1500:])) from None
+
+    def ask(self, function, *arguments, timeout=60, lifts=None):
+        program = self.start_asking(function, *arguments)
+        if lifts:
+            self.lifts(program, lifts)
+        return self.answer(program, timeout)
+
+    # ---- what was seen ----------------------------------------------------------------------------
+
+    def saw(self, what, value):
+        """Must be the same on both sides."""
+        if what in self.seen:
+            raise ValueError("seen twice: " + what)
+        self.seen[what] = value
+
+    def no_more(self, what, number):
+        """Must not be more than the judge's: errors that plain TCP may show too."""
+        self.bounded[what] = number
+
+    def figure(self, what, value):
+        """Is only printed."""
+        self.figures[what] = value
+
+    def demand(self, truth, what):
+        """Must hold on either side, whatever the other one saw."""
+        if not truth:
+            self.complaints.append(what)
+
+    def lifts(self, program, streams=1, fast_bytes=1):
+        """The summaries of the program's processes must show so many streams lifted, so many bytes over them."""
+        self.proofs.append((program, streams, fast_bytes))
+
+    # ---- ending -----------------------------------------------------------------------------------
+
+    def ends_with(self, program, pid):
+        """A service that has replaced itself: this process of its group is now who has to be asked to end."""
+        self.heirs[program] = pid
+
+    def stop(self, program, how=signal.SIGTERM, timeout=10):
+        """Ends a service and waits for all its processes: the summaries are written at exit."""
+        if program.process.poll() is None:
+            program.process.send_signal(how)
+        heir = self.heirs.pop(program, None)
+        if heir is not None and group_lives(program.process.pid):
+            os.kill(heir, how)
+        status = program.wait(timeout)
+        deadline = time.monotonic() + timeout
+        while group_lives(program.process.pid) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        if group_lives(program.process.pid):
+            status = "processes left over"
+            os.killpg(program.process.pid, signal.SIGKILL)
+        return status
+
+    def stop_all(self):
+        for program in reversed(self.started):
+            status = self.stop(program)
+            self.demand(status == 0 or status == -signal.SIGTERM,
+                        "%s ended with %s: %s" % (program.argv[0], status, program.err()[-1500:]))
+
+    def prove(self):
+        if self.mode != "shm":
+            return
+        if not self.proofs:
+            self.complaints.append("the case names no program whose streams must be lifted")
+        for program, streams, fast_bytes in self.proofs:
+            summary = program.summary()
+            count, (fast, slow) = pairs.lifted(summary), pairs_net.path_bytes(summary)
+            self.figures.setdefault("lifted", []).append("%s:%d" % (program.summary_path.stem[3:], count))
+            if count < streams or fast < fast_bytes:
+                reasons = [line["not_lifted"] for line in summary if line["not_lifted"]]
+                self.complaints.append(
+                    "%s: %d summaries, %d streams lifted of %d, %d bytes over shared memory (%d over TCP), %s"
+                    % (" ".join(program.argv)[:120], len(summary), count, streams, fast, slow, reasons))
+
+    def logged(self):
+        """What the library had to warn of, and the ends of the programs' own errors, for who has to find out."""
+        lines = []
+        for program in self.started:
+            text = program.err()[-800:].strip()
+            if text:
+                lines.append("[%s] %s" % (program.summary_path.stem, text))
+        return "\n".join(lines)[-4000:]
+
+
+def one_side(case, mode, library, script):
+    with pairs_net.new_folder("services") as folder:
+        side = Side(mode, library, folder, script)
+        os.chmod(folder, 0o755)  # workers of a service may be another user's
+        started = time.monotonic()
+        try:
+            case(side)
+        except Exception as why:  # whatever it is, the programs are stopped and the other cases run
+            side.complaints.append("%s: %s\n%s" % (type(why).__name__, why, traceback.format_exc(limit=-2)))
+        finally:
+            side.stop_all()
+        try:
+            side.prove()
+        except ValueError as why:
+            side.complaints.append(str(why))
+        side.figure("seconds", round(time.monotonic() - started, 1))
+        side.log = side.logged() if side.complaints else ""
+        return side
+
+
+def differences(judge, other):
+    found = []
+    for what in sorted(judge.seen.keys() | other.seen.keys()):
+        ours, theirs = other.seen.get(what, "nothing"), judge.seen.get(what, "nothing")
+        if ours != theirs:
+            found.append("%s: %s, over TCP %s" % (what, str(ours)[:1000], str(theirs)[:1000]))
+    for what, number in other.bounded.items():
+        if number > judge.bounded.get(what, 0):
+            found.append("%s: %s, over TCP no more than %s" % (what, number, judge.bounded.get(what, 0)))
+    return found
+
+
+def run_case(name, case, library, script):
+    sides = [one_side(case, mode, library, script) for mode in (ROLES if library else ROLES[:1])]
+    complaints = ["(%s) %s" % (side.mode, text) for side in sides for text in side.complaints]
+    if len(sides) == 2:
+        complaints += differences(*sides)
+    if not sides[0].seen:
+        complaints.append("the case compares nothing")
+    print("%-18s %-7s %s" % (name, "FAILED" if complaints else "ok",
+                             "  ".join("%s %s" % (side.mode, side.figures) for side in sides)), flush=True)
+    for text in complaints + [side.log for side in sides if side.log]:
+        print("    " + text.replace("\n", "\n    "))
+    return not complaints
+
+
+def main(cases, needs, script, askable=()):
+    """`needs` maps each program that has to be installed to its Debian package."""
+    if sys.argv[1:2] == [ASK]:
+        functions = {function.__name__: function for function in askable}
+        print(json.dumps(functions[sys.argv[2]](*sys.argv[3:])))
+        return 0
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--lib", default=pairs.default_library())
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=", ".join(cases))
+    options = parser.parse_args()
+    unknown = set(options.cases) - set(cases)
+    if unknown:
+        parser.error("no case " + ", ".join(sorted(unknown)))
+    for program, package in needs.items():
+        if not shutil.which(program, path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin"):
+            print("skipped: %s is not installed (package %s)" % (program, package))
+            return 77
+    results = [run_case(name, cases[name], options.lib and os.path.abspath(options.lib), str(script))
+               for name in options.cases or cases]
+    return 0 if all(results) else 1
+
+
+# ---- data ---------------------------------------------------------------------------------------------
+
+def known(seed, size):
+    """Bytes that repeat nowhere within reach of a ring, quickly made: a window of the wrong place has another hash."""
+    block = hashlib.shake_128(str(seed).encode()).digest(1 << 16)
+    out = bytearray()
+    turn = 0
+    while len(out) < size:
+        out += turn.to_bytes(8, "little") + block
+        turn += 1
+    return bytes(out[:size])
+
+
+def digest(data):
+    return hashlib.sha256(data).hexdigest()
+
+
+def digest_file(path):
+    hasher = hashlib.sha256()
+    with open(path, "rb") as file:
+        while piece := file.read(1 << 20):
+            hasher.update(piece)
+    return hasher.hexdigest()
