@@ -165,6 +165,7 @@ TEST_F(Entries, LibcGetsNoStreamThatStillHasToSend) {
   errno = 0;
   EXPECT_EQ(::aio_write(&request), -1);
   EXPECT_EQ(errno, EAGAIN);
+  request.aio_lio_opcode = LIO_WRITE;
   aiocb* const list[] = {&request};
   EXPECT_EQ(::lio_listio(LIO_WAIT, list, 1, nullptr), -1);
   EXPECT_EQ(errno, EAGAIN);
