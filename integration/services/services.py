@@ -162,7 +162,8 @@ class Side:
     def stop_all(self):
         for program in reversed(self.started):
             status = self.stop(program)
-            self.demand(status == 0 or status == -signal.SIGTERM,
+            # 143: socat's word for the same.
+            self.demand(status in (0, -signal.SIGTERM, 128 + signal.SIGTERM),
                         "%s ended with %s: %s" % (program.argv[0], status, program.err()[-1500:]))
 
     def prove(self):
@@ -242,6 +243,7 @@ def main(cases, needs, script, askable=()):
         functions = {function.__name__: function for function in askable}
         print(json.dumps(functions[sys.argv[2]](*sys.argv[3:])))
         return 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the services are stopped as well
     parser = argparse.ArgumentParser()
     parser.add_argument("--lib", default=pairs.default_library())
     parser.add_argument("cases", nargs="*", metavar="CASE", help=", ".join(cases))
