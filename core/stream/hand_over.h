@@ -43,7 +43,8 @@ enum class HandOver : uint8_t {
 HandOver set_down_and_wait(Stream& s, Reason reason, const Patience& patience) noexcept;
 /// Waits until what we send is the kernel's: for the answer to an end or a recall that was asked
 /// for, for the last byte of a replay. 0: it is; -EAGAIN: time is up; -EINTR: any handled signal;
-/// -EPROTO: it never will be; -EBADF: another thread closed the stream meanwhile. tx lock held on entry and return, and let go of meanwhile.
+/// -EPROTO: it never will be; -EBADF: another thread closed the stream meanwhile. tx lock held on
+/// entry and return, and let go of meanwhile.
 long wait_until_kernel_sends_locked(Stream& s, Deadline deadline,
                                     const HandlerWatch& since) noexcept RSOCK_REQUIRES(s.tx.mutex);
 /// The same, as long as bytes move, and for `stuck_ns` when none do. False: not done.

@@ -14,7 +14,6 @@
 #include "core/base/raw_syscall.h"
 #include "core/os/os.h"
 #include "core/stream/deadline.h"
-#include "core/stream/deadline.h"
 #include "core/stream/fd_table.h"
 #include "core/stream/heat.h"
 #include "core/stream/keeper_loop.h"

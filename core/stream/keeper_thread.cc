@@ -266,7 +266,7 @@ void finish_if_adopted(Stream& s, bool lingers) noexcept {
     fd = s.fd.exchange(-1, std::memory_order_relaxed);
   }
   if (channel) channel->wake_local();  // threads that still wait meet `closed`
-  unlink_watchers(s);  // one may have come while the program closed it
+  unlink_watchers(s);                  // one may have come while the program closed it
   release_stream(s);
   inside().adopted.fetch_sub(1, std::memory_order_release);
   Keeper::give_back(fd);

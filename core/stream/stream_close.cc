@@ -96,8 +96,8 @@ constinit thread_local WaitingClose t_waiting __attribute__((tls_model("initial-
 
 /// No descriptor for the keeper to go on with: this close waits, with the program's number, and to
 /// everybody else that is one of the library's. The answer to an end takes one turn of the network,
-/// a replay as long as the peer takes to read. True: the kernel has everything, or the connection is
-/// reset; false: a descriptor came free after all.
+/// a replay as long as the peer takes to read. True: the kernel has everything, or the connection
+/// is reset; false: a descriptor came free after all.
 bool sent_with_the_number_locked(Stream& s, int fd, const Linger& lingers,
                                  const HandlerWatch& since) noexcept RSOCK_REQUIRES(s.tx.mutex) {
   {

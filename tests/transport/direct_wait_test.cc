@@ -1,5 +1,5 @@
-// Threads that sleep for completions of one device: who wakes, by whom, and who has the place at the
-// completion channel. Needs a device; both ends are in this process.
+// Threads that sleep for completions of one device: who wakes, by whom, and who has the place at
+// the completion channel. Needs a device; both ends are in this process.
 #include "core/transport/verbs/direct_wait.h"
 
 #include <gtest/gtest.h>
@@ -25,9 +25,7 @@ class DirectWaitTest : public testing::Test {
   static Pair ready_pair() { return make_verbs_pair(); }
 };
 
-void send(Channel& from, char byte) {
-  ASSERT_EQ(from.tx_put(&byte, 1), 1u);
-}
+void send(Channel& from, char byte) { ASSERT_EQ(from.tx_put(&byte, 1), 1u); }
 
 /// One byte, as a blocking receive takes it. False: a wake-up was lost.
 bool receive(Channel& at) {
@@ -144,8 +142,8 @@ TEST_F(DirectWaitTest, TheTimeLimitHoldsWhileEventsOfOthersCome) {
 TEST_F(DirectWaitTest, ASignalEndsItOnlyWithoutRestart) {
   Pair pair = ready_pair();
   ASSERT_TRUE(pair.a && pair.b);
-  struct sigaction old{};
-  struct sigaction ours{};
+  struct sigaction old {};
+  struct sigaction ours {};
   // What preload/handlers.cc counts for a handler without SA_RESTART.
   ours.sa_handler = [](int) {
     ++thread_signals().ran;

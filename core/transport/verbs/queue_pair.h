@@ -70,7 +70,7 @@ struct QueuePair {
   uint32_t inline_bytes = 0;
   bool has_immediate = true;  // false: iWARP, or RSOCK_RDMA_IMMEDIATE=no: a SEND follows each WRITE
   Packets packets = Packets::kMany;
-  bool connected = false;     // both ends are: there will be a disconnection, and its end
+  bool connected = false;  // both ends are: there will be a disconnection, and its end
   uint32_t data_slots = kDataSlots;
   uint64_t partner = 0;  // the peer's keeper; 0: none, nothing is used again
   RingMemory memory;     // ours: what we send from, what the peer writes into
