@@ -47,8 +47,7 @@ bool postpone(ThreadSignals& t, int signal_number, siginfo_t* info, void* contex
   uint64_t before;
   memcpy(&before, mask, sizeof(before));
   const uint64_t blocked = before | ~kNeverBlocked | bit(signal_number);
-  raw_syscall(SYS_rt_sigprocmask, SIG_SETMASK, reinterpret_cast<long>(&blocked), 0,
-              sizeof(blocked));
+  set_signal_mask(blocked, nullptr);
   // The kernel takes any si_code from a process that signals itself (kernel/signal.c,
   // do_rt_tgsigqueueinfo). A full queue (RLIMIT_SIGPENDING) refuses real-time signals.
   if (raw_syscall(SYS_rt_tgsigqueueinfo, raw_syscall(SYS_getpid), raw_syscall(SYS_gettid),

@@ -31,13 +31,19 @@ inline constinit thread_local ThreadSignals thread_signals
 
 inline ThreadSignals& thread_signals() noexcept { return detail::thread_signals; }
 
+/// The kernel's mask of this thread; `old` may be null.
+inline void set_signal_mask(const uint64_t& mask, uint64_t* old) noexcept {
+  constexpr long kSetMask = 2;  // SIG_SETMASK
+  raw_syscall(SYS_rt_sigprocmask, kSetMask, reinterpret_cast<long>(&mask),
+              reinterpret_cast<long>(old), sizeof(mask));
+}
+
 /// Lets in what was postponed: the kernel runs the handlers before this returns.
 inline void deliver_postponed() noexcept {
-  constexpr long kSetMask = 2;  // SIG_SETMASK
   ThreadSignals& t = thread_signals();
   const uint64_t mask = t.mask;
   t.postponed = false;
-  raw_syscall(SYS_rt_sigprocmask, kSetMask, reinterpret_cast<long>(&mask), 0, sizeof(mask));
+  set_signal_mask(mask, nullptr);
 }
 
 inline void hold_handlers() noexcept {
@@ -64,21 +70,14 @@ class HandlersHeld {
 /// the wait.
 class SignalsBlocked {
  public:
-  SignalsBlocked() noexcept {
-    const uint64_t all = ~uint64_t{0};
-    raw_syscall(SYS_rt_sigprocmask, kSetMask, reinterpret_cast<long>(&all),
-                reinterpret_cast<long>(&mask_), sizeof(mask_));
-  }
-  ~SignalsBlocked() {
-    raw_syscall(SYS_rt_sigprocmask, kSetMask, reinterpret_cast<long>(&mask_), 0, sizeof(mask_));
-  }
+  SignalsBlocked() noexcept { set_signal_mask(~uint64_t{0}, &mask_); }
+  ~SignalsBlocked() { set_signal_mask(mask_, nullptr); }
   SignalsBlocked(const SignalsBlocked&) = delete;
   SignalsBlocked& operator=(const SignalsBlocked&) = delete;
   /// The kernel's sigset: 8 bytes.
   const uint64_t* mask() const noexcept { return &mask_; }
 
  private:
-  static constexpr long kSetMask = 2;  // SIG_SETMASK
   uint64_t mask_ = 0;
 };
 

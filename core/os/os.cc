@@ -156,6 +156,12 @@ Result<int> epoll_create(int flags) noexcept { return result<int>(ask(SYS_epoll_
 Result<void> epoll_ctl(int epfd, int op, int fd, epoll_event* event) noexcept {
   return result<void>(ask(SYS_epoll_ctl, epfd, op, fd, event));
 }
+Result<void> epoll_add(int epfd, int fd, uint32_t events, uint64_t data) noexcept {
+  epoll_event event{};
+  event.events = events;
+  event.data.u64 = data;
+  return os::epoll_ctl(epfd, EPOLL_CTL_ADD, fd, &event);
+}
 Result<int> epoll_wait(int epfd, epoll_event* events, int max, int timeout_ms) noexcept {
   return result<int>(ask(SYS_epoll_pwait, epfd, events, max, timeout_ms, 0, 0));
 }

@@ -68,6 +68,7 @@ Result<int> ppoll(pollfd* fds, size_t n, timespec* timeout, const void* sigmask,
                   size_t sigmask_size) noexcept;
 Result<int> epoll_create(int flags) noexcept;
 Result<void> epoll_ctl(int epfd, int op, int fd, epoll_event* event) noexcept;
+Result<void> epoll_add(int epfd, int fd, uint32_t events, uint64_t data) noexcept;
 Result<int> epoll_wait(int epfd, epoll_event* events, int max, int timeout_ms) noexcept;
 /// timeout null: for ever (epoll_pwait2, Linux 5.11; falls back to milliseconds rounded up).
 Result<int> epoll_pwait2(int epfd, epoll_event* events, int max, const timespec* timeout,

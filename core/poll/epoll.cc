@@ -13,7 +13,6 @@
 namespace rsock::poll {
 namespace {
 
-using stream::Deadline;
 using stream::FdKind;
 using stream::FdTable;
 using stream::Stream;

@@ -29,9 +29,9 @@
 
 #include <boost/intrusive/list.hpp>
 
+#include "core/base/deadline.h"
 #include "core/base/mutex.h"
 #include "core/os/owned_fd.h"
-#include "core/stream/deadline.h"
 #include "core/stream/stream.h"
 
 namespace rsock::poll {

@@ -9,12 +9,12 @@
 #include <new>
 
 #include "core/base/config.h"
+#include "core/base/deadline.h"
 #include "core/base/thread_signals.h"
 #include "core/os/os.h"
 #include "core/poll/poll_set.h"
 #include "core/poll/readiness_ops.h"
 #include "core/poll/waiter.h"
-#include "core/stream/deadline.h"
 #include "core/stream/moves.h"
 #include "core/stream/spin.h"
 #include "core/stream/stream.h"
@@ -23,7 +23,6 @@ namespace rsock::poll {
 namespace {
 
 using stream::Channel;
-using stream::Deadline;
 using stream::FdTable;
 using stream::Stream;
 

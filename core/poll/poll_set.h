@@ -5,7 +5,7 @@
 #include <poll.h>
 #include <signal.h>
 
-#include "core/stream/deadline.h"
+#include "core/base/deadline.h"
 #include "core/stream/socket_ops.h"
 
 namespace rsock::poll {
@@ -13,7 +13,7 @@ namespace rsock::poll {
 /// Fills revents. Returns the number of ready entries, 0 when the deadline passed, or -errno. When
 /// no stream of the set has a channel, `kernel` does the whole wait and *used_kernel is set: its
 /// result is returned and revents are whatever it left there. sigmask null: unchanged.
-long poll_set(pollfd* fds, size_t n, const stream::Deadline& deadline, const sigset_t* sigmask,
+long poll_set(pollfd* fds, size_t n, const Deadline& deadline, const sigset_t* sigmask,
               stream::KernelCall kernel, bool* used_kernel);
 
 }  // namespace rsock::poll

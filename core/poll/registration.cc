@@ -77,20 +77,15 @@ bool Instance::has_kick_locked() noexcept {
   if (kick) return true;
   auto owned = os::make_internal([] { return os::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK); });
   if (!owned) return false;
-  epoll_event event{};
-  event.events = EPOLLIN | EPOLLET;
-  event.data.u64 = EventData::kick();
-  if (!os::epoll_ctl(epfd, EPOLL_CTL_ADD, owned->get(), &event)) return false;
+  if (!os::epoll_add(epfd, owned->get(), EPOLLIN | EPOLLET, EventData::kick())) return false;
   kick = std::move(*owned);
   return true;
 }
 
 /// The doorbell is in the kernel's instance once, for the first of the stream's items.
 void Instance::add_doorbell_locked(Item& item) noexcept {
-  epoll_event event{};
-  event.events = EPOLLIN | EPOLLET;
-  event.data.u64 = EventData::of(item, EventData::Tag::kDoorbell);
-  const auto r = os::epoll_ctl(epfd, EPOLL_CTL_ADD, item.doorbell, &event);
+  const auto r = os::epoll_add(epfd, item.doorbell, EPOLLIN | EPOLLET,
+                               EventData::of(item, EventData::Tag::kDoorbell));
   item.owns_doorbell = r.has_value();
   // The same stream is in this instance under another number as well.
   item.shares_doorbell = !r && r.error() == EEXIST;

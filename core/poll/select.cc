@@ -84,7 +84,7 @@ long select(int nfds, fd_set* read, fd_set* write, fd_set* except, const timespe
     fds = many.get();
   }
   const size_t n = gather(nfds, read, write, except, fds);
-  const stream::Deadline deadline = stream::Deadline::from_timeout(timeout);
+  const Deadline deadline = Deadline::from_timeout(timeout);
   bool used_kernel = false;
   const long r = poll_set(fds, n, deadline, sigmask, kernel, &used_kernel);
   if (used_kernel) return r;  // the program's own select did it all

@@ -6,8 +6,8 @@
 #include <memory>
 #include <utility>
 
+#include "core/base/deadline.h"
 #include "core/base/mutex.h"
-#include "core/stream/deadline.h"
 #include "core/transport/transport.h"
 
 namespace rsock::stream {

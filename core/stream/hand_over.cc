@@ -67,11 +67,11 @@ HandOver set_down_and_wait(Stream& s, Reason reason, const Patience& patience) n
       maybe_detach(s);  // the last word may have come after attend() looked
       return s.has_channel.load(std::memory_order_acquire) ? HandOver::kBytesHere : HandOver::kDone;
     }
-    const bool broken = patience.since != nullptr && patience.since->broken();
+    if (patience.since != nullptr && patience.since->broken())
+      return o.ours ? HandOver::kOurs : HandOver::kTheirs;
     const bool wait =
-        !broken && ((o.ours && !patience.ours.passed()) || (o.theirs && !patience.theirs.passed()));
+        (o.ours && !patience.ours.passed()) || (o.theirs && !patience.theirs.passed());
     if (!wait) {
-      if (broken) return o.ours ? HandOver::kOurs : HandOver::kTheirs;
       RSOCK_LOG(kWarn, "fd %d: %s: %s", s.fd.load(std::memory_order_relaxed), reason,
                 o.ours ? "the peer does not read, our bytes are not out yet"
                        : "the peer has not given back its bytes in time");

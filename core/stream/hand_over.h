@@ -9,7 +9,7 @@
 // Thread safety: any thread; no lock of a stream may be held.
 #pragma once
 
-#include "core/stream/deadline.h"
+#include "core/base/deadline.h"
 #include "core/stream/moves.h"
 
 namespace rsock::stream {

@@ -10,10 +10,10 @@
 #include <new>
 
 #include "core/base/clock.h"
+#include "core/base/deadline.h"
 #include "core/base/log.h"
 #include "core/base/raw_syscall.h"
 #include "core/os/os.h"
-#include "core/stream/deadline.h"
 #include "core/stream/fd_table.h"
 #include "core/stream/heat.h"
 #include "core/stream/keeper_loop.h"
@@ -146,10 +146,7 @@ void push_request(KeeperInside& in, Stream& s) noexcept {
 KeeperInside& inside() noexcept { return g_storage.inside; }
 
 bool keeper_watch(int fd, uint32_t events, uint64_t data) noexcept {
-  epoll_event event{};
-  event.events = events;
-  event.data.u64 = data;
-  return os::epoll_ctl(keeper().epoll.get(), EPOLL_CTL_ADD, fd, &event).has_value();
+  return os::epoll_add(keeper().epoll.get(), fd, events, data).has_value();
 }
 
 void keeper_unwatch(int fd) noexcept {

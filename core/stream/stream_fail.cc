@@ -2,10 +2,10 @@
 
 #include <poll.h>
 
+#include "core/base/deadline.h"
 #include "core/base/log.h"
 #include "core/os/os.h"
 #include "core/stream/counters.h"
-#include "core/stream/deadline.h"
 #include "core/stream/moves.h"
 
 namespace rsock::stream {

@@ -7,9 +7,9 @@
 #include <sys/ioctl.h>
 
 #include "core/base/config.h"
+#include "core/base/deadline.h"
 #include "core/base/log.h"
 #include "core/os/os.h"
-#include "core/stream/deadline.h"
 #include "core/stream/holders.h"
 #include "core/stream/keeper.h"
 #include "core/stream/moves.h"

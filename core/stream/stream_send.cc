@@ -5,10 +5,10 @@
 
 #include <algorithm>
 
+#include "core/base/deadline.h"
 #include "core/os/os.h"
 #include "core/stream/bell_sleep.h"
 #include "core/stream/bounce_buffer.h"
-#include "core/stream/deadline.h"
 #include "core/stream/iov.h"
 #include "core/stream/moves.h"
 #include "core/stream/socket_ops.h"

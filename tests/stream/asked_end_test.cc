@@ -47,6 +47,13 @@ TEST_F(AskedEnd, CloseReturnsAndFinWaitsForTheAnswer) {
   EXPECT_EQ(do_recv(a.connection.right, buffer, sizeof(buffer)), 0);
 }
 
+/// The peer reads "last", then the end.
+void expect_last_and_end(Asking& a) {
+  char buffer[16];
+  EXPECT_EQ(do_recv(a.connection.right, buffer, sizeof(buffer)), 4);
+  EXPECT_EQ(do_recv(a.connection.right, buffer, sizeof(buffer)), 0);
+}
+
 TEST_F(AskedEnd, CloseWaitsWhereThereIsNoDescriptorForTheRest) {
   Asking a;
   ASSERT_EQ(do_send(a.connection.left, "last", 4), 4);
@@ -60,9 +67,7 @@ TEST_F(AskedEnd, CloseWaitsWhereThereIsNoDescriptorForTheRest) {
   g_no_descriptor = false;
   EXPECT_GT(seconds_since(began), 0.15);
   peer.join();
-  char buffer[16];
-  EXPECT_EQ(do_recv(a.connection.right, buffer, sizeof(buffer)), 4);
-  EXPECT_EQ(do_recv(a.connection.right, buffer, sizeof(buffer)), 0);
+  expect_last_and_end(a);
 }
 
 TEST_F(AskedEnd, CloseWithoutADescriptorEndsAlsoIfThePeerNeverAnswers) {
@@ -94,9 +99,7 @@ TEST_F(AskedEnd, LingerWaitsForTheAnswerAlsoWithoutBlocking) {
     EXPECT_GT(seconds_since(began), 0.25);
     EXPECT_LT(seconds_since(began), 10);
     peer.join();
-    char buffer[16];
-    EXPECT_EQ(do_recv(a.connection.right, buffer, sizeof(buffer)), 4);
-    EXPECT_EQ(do_recv(a.connection.right, buffer, sizeof(buffer)), 0);
+    expect_last_and_end(a);
   }
 }
 
@@ -111,9 +114,7 @@ TEST_F(AskedEnd, LingerEndsWithItsTimeAndTheBytesStillGo) {
   EXPECT_LT(seconds_since(began), 1.9);
   a.left->answer_end();
   Asking::tend(s);
-  char buffer[16];
-  EXPECT_EQ(do_recv(a.connection.right, buffer, sizeof(buffer)), 4);
-  EXPECT_EQ(do_recv(a.connection.right, buffer, sizeof(buffer)), 0);
+  expect_last_and_end(a);
 }
 
 void on_signal(int) {}
@@ -164,9 +165,7 @@ TEST_F(AskedEnd, TheNumberIsFreeWhileACloseLingers) {
   a.left->answer_end();
   closer.join();
   EXPECT_EQ(stream::inside().adopted, adopted);
-  char buffer[16];
-  EXPECT_EQ(do_recv(a.connection.right, buffer, sizeof(buffer)), 4);
-  EXPECT_EQ(do_recv(a.connection.right, buffer, sizeof(buffer)), 0);
+  expect_last_and_end(a);
 }
 
 TEST_F(AskedEnd, ACloseThatKeepsItsNumberKeepsOthersFromIt) {
@@ -189,9 +188,7 @@ TEST_F(AskedEnd, ACloseThatKeepsItsNumberKeepsOthersFromIt) {
   EXPECT_FALSE(is_open(number));
   EXPECT_EQ(FdTable::word(number), 0u);
   EXPECT_EQ(stream::inside().adopted, adopted);
-  char buffer[16];
-  EXPECT_EQ(do_recv(a.connection.right, buffer, sizeof(buffer)), 4);
-  EXPECT_EQ(do_recv(a.connection.right, buffer, sizeof(buffer)), 0);
+  expect_last_and_end(a);
 }
 
 TEST_F(AskedEnd, LingerEndsWithTheStream) {

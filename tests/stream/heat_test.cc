@@ -93,11 +93,7 @@ class Heat : public ::testing::Test {
   void SetUp() override {
     stream::forget_heat();
     stream::inside().attached.clear();
-    // What a child leaves where it is, here stays reachable, or it would be a leak.
-    static auto* const left_behind = new std::vector<const void*>;
-    left_behind->push_back(stream::rdma_host());
-    left_behind->push_back(&transport::verbs::Device::all());
-    stream::forget_rdma_in_child();
+    leave_host_behind();
     configure_cold({"RSOCK_PATH=rdma", summary_.setting()});
     shared_ = std::make_shared<Fabric::Shared>();
     stream::set_fabric(std::make_unique<Fabric>(shared_));

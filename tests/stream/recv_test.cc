@@ -5,7 +5,7 @@
 
 #include <thread>
 
-#include "core/stream/deadline.h"
+#include "core/base/deadline.h"
 #include "tests/stream/agreed.h"
 #include "tests/stream/between.h"
 
@@ -170,13 +170,13 @@ TEST_F(Recv, AnEndThatComesRightBehindTheProbeIsSeen) {
 }
 
 TEST(Timeouts, OfThreeHundredYearsAreNoNegativeOnes) {
-  EXPECT_EQ(stream::socket_timeout_ns(timeval{INT64_MAX, 0}), INT64_MAX);
-  EXPECT_EQ(stream::socket_timeout_ns(timeval{10'000'000'000, 5}), INT64_MAX);
-  EXPECT_EQ(stream::socket_timeout_ns(timeval{2, 5}), 2'000'005'000);
-  EXPECT_EQ(stream::socket_timeout_ns(timeval{0, 0}), 0);
-  EXPECT_EQ(stream::socket_timeout_ns(timeval{-5, 0}), 1);
+  EXPECT_EQ(socket_timeout_ns(timeval{INT64_MAX, 0}), INT64_MAX);
+  EXPECT_EQ(socket_timeout_ns(timeval{10'000'000'000, 5}), INT64_MAX);
+  EXPECT_EQ(socket_timeout_ns(timeval{2, 5}), 2'000'005'000);
+  EXPECT_EQ(socket_timeout_ns(timeval{0, 0}), 0);
+  EXPECT_EQ(socket_timeout_ns(timeval{-5, 0}), 1);
   const timespec never{INT64_MAX, 999'999'999};
-  EXPECT_FALSE(stream::Deadline::from_timeout(&never).passed());
+  EXPECT_FALSE(Deadline::from_timeout(&never).passed());
 }
 
 }  // namespace

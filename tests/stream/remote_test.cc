@@ -26,11 +26,7 @@ class Remote : public ::testing::Test {
   void SetUp() override {
     stream::Keeper::stop();
     const MutexLock lock(stream::inside().mutex);  // what the keeper did is seen
-    // A child leaves them where they are; here they stay reachable, or they would be leaks.
-    static auto* const left_behind = new std::vector<const void*>;
-    left_behind->push_back(stream::rdma_host());
-    left_behind->push_back(&transport::verbs::Device::all());
-    stream::forget_rdma_in_child();
+    leave_host_behind();
     configure({"RSOCK_PATH=rdma", summary_.setting()});
     shared_ = std::make_shared<Fabric::Shared>();
     stream::set_fabric(std::make_unique<Fabric>(shared_));

@@ -39,22 +39,27 @@ bool receive(Channel& at) {
   }
 }
 
+/// There and back, two threads that sleep in between.
+void ping_pong(Pair& pair, int messages) {
+  std::thread echo([&] {
+    for (int i = 0; i < messages; ++i) {
+      ASSERT_TRUE(receive(*pair.b));
+      send(*pair.b, 'b');
+    }
+  });
+  for (int i = 0; i < messages; ++i) {
+    send(*pair.a, 'a');
+    EXPECT_TRUE(receive(*pair.a));
+  }
+  echo.join();
+}
+
 TEST_F(DirectWaitTest, ASleeperTakesTheEventItselfNotTheKeeper) {
   Pair pair = ready_pair();
   ASSERT_TRUE(pair.a && pair.b);
   constexpr int kMessages = 200;
   const uint64_t before = test_keeper()->events();
-  std::thread echo([&] {
-    for (int i = 0; i < kMessages; ++i) {
-      ASSERT_TRUE(receive(*pair.b));
-      send(*pair.b, 'b');
-    }
-  });
-  for (int i = 0; i < kMessages; ++i) {
-    send(*pair.a, 'a');
-    ASSERT_TRUE(receive(*pair.a));
-  }
-  echo.join();
+  ping_pong(pair, kMessages);
   // Two sleepers, one place: what comes while neither has it is the keeper's.
   EXPECT_LT(test_keeper()->events() - before, uint64_t{kMessages});
 }
@@ -103,18 +108,7 @@ TEST_F(DirectWaitTest, AnIdleSleeperLeavesThePlaceToABusyOne) {
   Pair busy = ready_pair();
   ASSERT_TRUE(idle.a && idle.b && busy.a && busy.b);
   std::thread sleeper([&] { EXPECT_TRUE(receive(*idle.b)); });
-  constexpr int kMessages = 300;
-  std::thread echo([&] {
-    for (int i = 0; i < kMessages; ++i) {
-      ASSERT_TRUE(receive(*busy.b));
-      send(*busy.b, 'b');
-    }
-  });
-  for (int i = 0; i < kMessages; ++i) {
-    send(*busy.a, 'a');
-    ASSERT_TRUE(receive(*busy.a));
-  }
-  echo.join();
+  ping_pong(busy, 300);
   send(*idle.a, 'a');
   sleeper.join();
 }

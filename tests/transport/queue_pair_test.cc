@@ -146,6 +146,12 @@ class Successive : public testing::TestWithParam<bool> {
     }
   }
 
+  /// Other bytes in each stream and direction.
+  void move_both_ways(Pair& pair, int stream, size_t n) {
+    move_bytes(*pair.a, *pair.b, static_cast<uint64_t>(stream) << 20, n);
+    move_bytes(*pair.b, *pair.a, static_cast<uint64_t>(stream) << 19, n);
+  }
+
   std::unique_ptr<verbs::ConnectionManager> manager_;
   std::shared_ptr<verbs::Device> device_;
   std::unique_ptr<TestKeeper> keeper_;
@@ -160,8 +166,7 @@ TEST_P(Successive, StreamsUseTheSameTwoQueuePairs) {
   for (int i = 0; i < kStreams; ++i) {
     Pair pair = connect();
     if (HasFailure()) return;
-    move_bytes(*pair.a, *pair.b, static_cast<uint64_t>(i) << 20, 3 * kTestCapacity);
-    move_bytes(*pair.b, *pair.a, static_cast<uint64_t>(i) << 19, 3 * kTestCapacity);
+    move_both_ways(pair, i, 3 * kTestCapacity);
     pair = Pair{};
     device_->bury();
     await_exits(2);
@@ -176,8 +181,7 @@ TEST_P(Successive, StreamAfterOneThatEndedWithWritesInFlightHasItsOwnBytes) {
   for (int i = 0; i < kStreams; ++i) {
     Pair pair = connect();
     if (HasFailure()) return;
-    move_bytes(*pair.a, *pair.b, static_cast<uint64_t>(i) << 20, 2 * kTestCapacity);
-    move_bytes(*pair.b, *pair.a, static_cast<uint64_t>(i) << 19, 2 * kTestCapacity);
+    move_both_ways(pair, i, 2 * kTestCapacity);
     // Both rings full, nobody reads; then the two ends go in turn, the other one still at it.
     EXPECT_NE(write(*pair.a, junk.data(), junk.size()), 0u);
     EXPECT_NE(write(*pair.b, junk.data(), junk.size()), 0u);

@@ -141,10 +141,8 @@ uint64_t Device::on_event() noexcept {
     found_seen_ = others;
     active_ns_ = now;
     watching_.store(true, std::memory_order_seq_cst);
-    const bool relied_on = sleeping_.load(std::memory_order_seq_cst) != 0 ||
-                           behind_.load(std::memory_order_seq_cst) != 0;
     nap_ns_ =
-        std::clamp(2 * nap_ns_, kFirstNapNs, relied_on ? kLongestNapForOthersNs : kLongestNapNs);
+        std::clamp(2 * nap_ns_, kFirstNapNs, relied_on() ? kLongestNapForOthersNs : kLongestNapNs);
     return nap_ns_;
   }
   nap_ns_ = 0;

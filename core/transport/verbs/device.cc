@@ -95,7 +95,7 @@ bool Device::set_up(uint32_t max_streams) noexcept {
   }
   max_streams_ = std::min({wanted_streams, static_cast<uint32_t>(limits.max_qp) / 2 + 1,
                            (most_entries - receives_count_) / slots});
-  if (context_->device->transport_type == IBV_TRANSPORT_IWARP) {
+  if (is_iwarp()) {
     max_streams_ = std::min(max_streams_, streams_for_receives(receives_count_, data_slots_));
     RSOCK_LOG(kInfo, "iWARP: the shared receive queue has room for %u streams", max_streams_);
     if (max_streams_ == 0) {

@@ -210,14 +210,16 @@ class Device : public std::enable_shared_from_this<Device> {
                ? Armed::kArrivals
                : Armed::kAll;
   }
+  /// Somebody sleeps, or bytes are left behind.
+  bool relied_on() const noexcept {
+    return sleeping_.load(std::memory_order_seq_cst) != 0 ||
+           behind_.load(std::memory_order_seq_cst) != 0;
+  }
   /// For who has taken an event: others may rely on the next one. seq_cst, here and in arm(): who
   /// is counted too late for this finds the queue unarmed, and arms it.
   void arm_for_others() noexcept {
     // A keeper that does not watch sleeps without a limit, on the strength of this.
-    if (!watching_.load(std::memory_order_seq_cst) ||
-        sleeping_.load(std::memory_order_seq_cst) != 0 ||
-        behind_.load(std::memory_order_seq_cst) != 0)
-      arm(enough_for_arrivals());
+    if (!watching_.load(std::memory_order_seq_cst) || relied_on()) arm(enough_for_arrivals());
   }
   bool take_event_and_poll() noexcept;
   bool poll() noexcept;

@@ -3,7 +3,7 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 
-#include "core/base/clock.h"
+#include "core/base/deadline.h"
 #include "core/base/thread_signals.h"
 #include "core/os/os.h"
 #include "core/transport/bell.h"
@@ -21,31 +21,13 @@ constexpr uint64_t kEvent = 1;
 constexpr int kMostInVain = 4;
 constinit const std::atomic<uint32_t> kServing{0};
 
-bool add(int epfd, int fd, uint32_t events, uint64_t data) noexcept {
-  epoll_event event{};
-  event.events = events;
-  event.data.u64 = data;
-  return os::epoll_ctl(epfd, EPOLL_CTL_ADD, fd, &event).has_value();
-}
-
-/// What is left of a timeout that began at `began`.
-const timespec* left_of(const timespec* timeout, uint64_t began, timespec* storage) noexcept {
-  if (timeout == nullptr) return nullptr;
-  const uint64_t all = static_cast<uint64_t>(timeout->tv_sec) * 1'000'000'000u +
-                       static_cast<uint64_t>(timeout->tv_nsec);
-  const uint64_t gone = monotonic_ns() - began;
-  const uint64_t left = gone >= all ? 0 : all - gone;
-  *storage = {static_cast<time_t>(left / 1'000'000'000u), static_cast<long>(left % 1'000'000'000u)};
-  return storage;
-}
-
 }  // namespace
 
 void DirectWait::set_up(int event_fd) noexcept {
   auto epoll = os::make_internal([] { return os::epoll_create(EPOLL_CLOEXEC); });
   auto kick = os::make_internal([] { return os::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK); });
-  if (!epoll || !kick || !add(epoll->get(), kick->get(), EPOLLIN, kKick) ||
-      !add(epoll->get(), event_fd, EPOLLIN | EPOLLEXCLUSIVE, kEvent)) {
+  if (!epoll || !kick || !os::epoll_add(epoll->get(), kick->get(), EPOLLIN, kKick) ||
+      !os::epoll_add(epoll->get(), event_fd, EPOLLIN | EPOLLEXCLUSIVE, kEvent)) {
     return;
   }
   epoll_ = std::move(*epoll);
@@ -59,11 +41,11 @@ void DirectWait::abandon() noexcept {
 
 Result<void> DirectWait::sleep(Device& device, const Bell& bell, uint32_t seen,
                                const timespec* timeout) noexcept {
-  const uint64_t began = timeout != nullptr ? monotonic_ns() : 0;
+  const Deadline deadline = Deadline::from_timeout(timeout);
   const Bell* nobody = nullptr;
   // seq_cst, here and below: strike() finds us here, or we find the bell struck.
   if (epoll_ && direct_.compare_exchange_strong(nobody, &bell, memory_order_seq_cst)) {
-    const Result<bool> rung = sleep_directly(device, bell, seen, timeout, began);
+    const Result<bool> rung = sleep_directly(device, bell, seen, deadline);
     direct_.store(nullptr, memory_order_seq_cst);
     if (!rung) return fail(rung.error());
     if (*rung) return {};
@@ -71,14 +53,14 @@ Result<void> DirectWait::sleep(Device& device, const Bell& bell, uint32_t seen,
   // seq_cst pairs with strike(): it sees the count, or the kernel sees the bell struck.
   on_bells_.fetch_add(1, memory_order_seq_cst);
   timespec storage;
-  const Result<void> slept = sleep_on(bell, seen, left_of(timeout, began, &storage));
+  const Result<void> slept = sleep_on(bell, seen, deadline.as_timespec(&storage));
   on_bells_.fetch_sub(1, memory_order_relaxed);
   return slept;
 }
 
 /// False: the bell has not rung, and the caller shall sleep on it.
 Result<bool> DirectWait::sleep_directly(Device& device, const Bell& bell, uint32_t seen,
-                                        const timespec* timeout, uint64_t began) noexcept {
+                                        const Deadline& deadline) noexcept {
   const HandlerWatch since;
   // Handlers run inside the wait, and only if it ends with EINTR: then it has taken no event. One
   // that ran in between, and did not come back or slept itself, would keep an event from all.
@@ -90,13 +72,13 @@ Result<bool> DirectWait::sleep_directly(Device& device, const Bell& bell, uint32
     if (in_vain == kMostInVain) return false;
     epoll_event found[2];
     timespec storage{0, 0};
-    const timespec* const left = last_look ? &storage : left_of(timeout, began, &storage);
+    const timespec* const left = last_look ? &storage : deadline.as_timespec(&storage);
     const auto n = os::epoll_pwait2(epoll_.get(), found, 2, left, mask, sizeof(uint64_t));
     if (!epoll_) return {};  // a handler forked, and this is the child
     if (!n) {
       if (n.error() != EINTR) return false;
       // A futex without a time limit begins again under SA_RESTART, and after a stop (signal(7)).
-      if (timeout == nullptr && !since.broken()) continue;
+      if (deadline.is_never() && !since.broken()) continue;
       return fail(EINTR);
     }
     if (*n == 0) {

@@ -24,6 +24,7 @@
 #include <atomic>
 #include <cstdint>
 
+#include "core/base/deadline.h"
 #include "core/base/result.h"
 #include "core/os/owned_fd.h"
 
@@ -46,7 +47,7 @@ class DirectWait {
  private:
   using Bell = std::atomic<uint32_t>;
   Result<bool> sleep_directly(Device& device, const Bell& bell, uint32_t seen,
-                              const timespec* timeout, uint64_t began) noexcept;
+                              const Deadline& deadline) noexcept;
 
   os::OwnedFd epoll_;
   os::OwnedFd kick_;  // eventfd: for the direct sleeper, news that are no completion

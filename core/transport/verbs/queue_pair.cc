@@ -70,14 +70,10 @@ bool SpareQueuePairs::put(QueuePair& pair, uint64_t now) noexcept {
   // Without an established connection no end of it would be told: the peer may be about to accept.
   if (pair.partner == 0 || !pair.connected || spares_.size() >= kMost) return false;
   if (pair.id != nullptr && library().rdma_disconnect(pair.id) != 0) return false;
-  spares_.push_back(Spare{std::exchange(pair.qp, nullptr),
-                          std::exchange(pair.id, nullptr),
-                          pair.memory.domain(),
-                          pair.partner,
-                          {},
-                          pair.inline_bytes,
+  const wire::Endpoint peer = peer_of(pair.id);
+  spares_.push_back(Spare{std::exchange(pair.qp, nullptr), std::exchange(pair.id, nullptr),
+                          pair.memory.domain(), pair.partner, peer, pair.inline_bytes,
                           now + kKeepNs});
-  spares_.back().peer = peer_of(spares_.back().id);
   return true;
 }
 

@@ -79,20 +79,23 @@ def beyond_the_ring(t):
     })
 
 
+def broken_by(step, steps=BOTH):
+    """The row of a step that no honest peer takes."""
+    return f"{steps} {step} over", RESET, "over: ECONNRESET", BROKE
+
+
 @group.case()
 def impossible_counts(t):
-    def row(step, steps=BOTH):
-        return f"{steps} {step} over", RESET, "over: ECONNRESET", BROKE
     counts = {
-        "more than a ring": row(f"imm:{RING + 1}"),
-        "far more": row(f"imm:{CREDIT - 1}"),
-        "nothing": row("imm:0"),
+        "more than a ring": broken_by(f"imm:{RING + 1}"),
+        "far more": broken_by(f"imm:{CREDIT - 1}"),
+        "nothing": broken_by("imm:0"),
         # Its way back is full after the first, it reads no more: and its keeper finds the lie while it waits in send.
-        "more than the room": row(f"imm:{RING} imm:{RING} imm:{RING}"),
-        "credit for what was never sent": row(f"credit imm:{CREDIT + 1}"),
-        "credit twice": row(f"credit imm:{CREDIT + 3000}"),
-        "credit without end": row(f"imm:{2 * CREDIT - 1}"),
-        "credit to who sent nothing": row(f"imm:{CREDIT + 1}", SENDING),
+        "more than the room": broken_by(f"imm:{RING} imm:{RING} imm:{RING}"),
+        "credit for what was never sent": broken_by(f"credit imm:{CREDIT + 1}"),
+        "credit twice": broken_by(f"credit imm:{CREDIT + 3000}"),
+        "credit without end": broken_by(f"imm:{2 * CREDIT - 1}"),
+        "credit to who sent nothing": broken_by(f"imm:{CREDIT + 1}", SENDING),
     }
     lies(t, counts | {
         "credit of nothing": (f"{BOTH} imm:{CREDIT} ring:1000 credit close", "eof", "over: EOF"),
@@ -101,18 +104,16 @@ def impossible_counts(t):
 
 @group.case()
 def words_out_of_order(t):
-    def row(step, steps=BOTH):
-        return f"{steps} {step} over", RESET, "over: ECONNRESET", BROKE
     broken = {
-        "END twice": row(f"word:{END}:9100 word:{END}:9100"),
-        "END before what has come": row(f"word:{END}:10"),
-        "bytes behind END": row(f"word:{END}:9100 imm:101"),
-        "END_OK that nobody asked for": row(f"word:{END_OK}:got"),
-        "END_OK for another byte": row(f"word:{END_OK}:7"),
-        "FROZEN beyond what was sent": row(f"word:{FROZEN}:1000000"),
-        "FROZEN that takes back a credit": row(f"credit word:{FROZEN}:10"),
-        "START twice": row(f"word:{START}:1000"),
-        "START for bytes that have come": row(f"word:{START}:10", "tcp:1000 lift"),
+        "END twice": broken_by(f"word:{END}:9100 word:{END}:9100"),
+        "END before what has come": broken_by(f"word:{END}:10"),
+        "bytes behind END": broken_by(f"word:{END}:9100 imm:101"),
+        "END_OK that nobody asked for": broken_by(f"word:{END_OK}:got"),
+        "END_OK for another byte": broken_by(f"word:{END_OK}:7"),
+        "FROZEN beyond what was sent": broken_by(f"word:{FROZEN}:1000000"),
+        "FROZEN that takes back a credit": broken_by(f"credit word:{FROZEN}:10"),
+        "START twice": broken_by(f"word:{START}:1000"),
+        "START for bytes that have come": broken_by(f"word:{START}:10", "tcp:1000 lift"),
     }
     lies(t, broken | {
         # Nothing is wrong for who hears it, and the stream goes on.

@@ -2,6 +2,7 @@
 
 import re
 import signal
+import time
 
 import trial
 from servers import ask, ended, serve
@@ -90,24 +91,23 @@ def the_hotter_takes_it(t):
 
 # --- strict mode for who only receives -----------------------------------------------------------------------------
 
-def flow(t, receiver, sender, receives, sends):
-    """One way, ten seconds or so: longer than strict mode waits. Returns what both say of their end."""
-    into = t.start(receiver, f"{t.tool('flow')} receive {'listen' if receiver is t.server else 'connect'} "
-                   f"address={t.server.address} port={t.port}", listens=receiver is t.server, **receives)
-    out = t.start(sender, f"{t.tool('flow')} send {'listen' if sender is t.server else 'connect'} "
-                  f"address={t.server.address} port={t.port} size=16384 pause=20", listens=sender is t.server, **sends)
-    return into, out
+def flow(t, receiver, sender, **sends):
+    """One way, until it is stopped. The programs (receiver, sender); who listens, the server, is there first."""
+    def start(host, words, more):
+        listens = host is t.server
+        role, *rest = words.split(" ", 1)
+        return t.start(host, f"{t.tool('flow')} {role} {'listen' if listens else 'connect'} address={t.server.address} "
+                       f"port={t.port} {' '.join(rest)}", listens=listens, **more)
+    into, out = (receiver, "receive", {}), (sender, "send size=16384 pause=20", sends)
+    first, second = (into, out) if receiver is t.server else (out, into)
+    programs = {host: start(host, words, more) for host, words, more in (first, second)}
+    return programs[receiver], programs[sender]
 
 
 def receives_only(t, receiver, sender):
-    if receiver is t.server:
-        into, out = flow(t, receiver, sender, {}, {})
-    else:  # who listens is there first
-        out = t.start(sender, f"{t.tool('flow')} send listen address={t.server.address} port={t.port} size=16384 pause=20",
-                      listens=True)
-        into = t.start(receiver, f"{t.tool('flow')} receive connect address={t.server.address} port={t.port}")
+    into, out = flow(t, receiver, sender)
     t.expect_lifts(into, 1, 12)
-    trial.wait_until(lambda: False, 8)  # past the strict limit of both
+    time.sleep(8)  # past the strict limit of both
     out.process.kill(signal.SIGUSR1)
     t.finish(out)
     t.finish(into)
@@ -132,9 +132,9 @@ def strict_receiver_that_connects(t):
 @group.case()
 def strict_receiver_without_a_peer(t):
     """Nobody there lifts: the receiver's next call fails after five seconds, with one line that says why."""
-    into, out = flow(t, t.server, t.client, {}, {"shim": False})
+    into, out = flow(t, t.server, t.client, shim=False)
     if not t.rdma:
-        trial.wait_until(lambda: False, 3)
+        time.sleep(3)
         out.process.kill(signal.SIGUSR1)
     t.finish(into)
     t.finish(out)

@@ -9,7 +9,7 @@
 #include "core/base/clock.h"
 #include "core/base/thread_signals.h"
 
-namespace rsock::stream {
+namespace rsock {
 
 /// A duration of the program's in nanoseconds; what does not fit is some 292 years, which is meant
 /// as "for ever" (tv_sec = INT64_MAX is a way to say so). Negative ones are negative.
@@ -75,4 +75,4 @@ class Deadline {
   uint64_t at_;
 };
 
-}  // namespace rsock::stream
+}  // namespace rsock
