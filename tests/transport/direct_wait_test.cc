@@ -3,6 +3,8 @@
 #include "core/transport/verbs/direct_wait.h"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <csignal>
@@ -157,6 +159,41 @@ TEST_F(DirectWaitTest, ASignalEndsItOnlyWithoutRestart) {
     pthread_kill(sleeper.native_handle(), SIGUSR1);
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
   }
+  sleeper.join();
+  ASSERT_EQ(sigaction(SIGUSR1, &old, nullptr), 0);
+}
+
+std::atomic<pid_t> g_child{-1};  // in the child 0
+
+/// In the child the bell is nobody's: its wait looks again instead.
+TEST_F(DirectWaitTest, AHandlerMayFork) {
+  Pair pair = ready_pair();
+  ASSERT_TRUE(pair.a && pair.b);
+  struct sigaction old {};
+  struct sigaction ours {};
+  ours.sa_handler = [](int) {
+    if (g_child >= 0) return;
+    g_child = fork();
+    if (g_child != 0) return;
+    verbs::Device::after_fork_child();
+    alarm(5);  // ends a child that sleeps
+  };
+  ours.sa_flags = SA_RESTART;
+  ASSERT_EQ(sigaction(SIGUSR1, &ours, &old), 0);
+  std::thread sleeper([&] {
+    const uint32_t bell = pair.b->rx_bell();
+    pair.b->rx_arm(Sleep::kFutex);
+    const bool woken = pair.b->rx_sleep(bell, nullptr).has_value();
+    if (g_child == 0) _exit(woken ? 0 : 1);
+    EXPECT_TRUE(woken);
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  pthread_kill(sleeper.native_handle(), SIGUSR1);
+  while (g_child < 0) std::this_thread::yield();
+  int status = -1;
+  EXPECT_EQ(waitpid(g_child, &status, 0), g_child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+  pair.b->wake_local();
   sleeper.join();
   ASSERT_EQ(sigaction(SIGUSR1, &old, nullptr), 0);
 }

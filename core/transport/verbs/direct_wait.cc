@@ -74,7 +74,8 @@ Result<bool> DirectWait::sleep_directly(Device& device, const Bell& bell, uint32
     timespec storage{0, 0};
     const timespec* const left = last_look ? &storage : deadline.as_timespec(&storage);
     const auto n = os::epoll_pwait2(epoll_.get(), found, 2, left, mask, sizeof(uint64_t));
-    if (!epoll_) return {};  // a handler forked, and this is the child
+    // A handler forked, and this is the child: nobody strikes its bell, the stream is TCP's now.
+    if (!epoll_) return true;
     if (!n) {
       if (n.error() != EINTR) return false;
       // A futex without a time limit begins again under SA_RESTART, and after a stop (signal(7)).
