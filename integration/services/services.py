@@ -30,25 +30,23 @@ LENIENT = {"RSOCK_STRICT": "0"}
 ASK = "--ask"
 
 
-def process_lives(pid):
-    """One that only waits to be reaped does not."""
+def group_of(stat):
+    """The process group of a process that runs, from its file in /proc; None of one that is gone, or only waits to
+    be reaped."""
     try:
-        state = pathlib.Path("/proc/%d/stat" % pid).read_text().rpartition(")")[2].split()[0]
+        state, _, group = stat.read_text().rpartition(")")[2].split()[:3]
     except OSError:
-        return False
-    return state not in "ZX"
+        return None
+    return None if state in "ZX" else int(group)
+
+
+def process_lives(pid):
+    return group_of(pathlib.Path("/proc/%d/stat" % pid)) is not None
 
 
 def group_lives(group):
     """Whether a process of the group still runs."""
-    for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, _, pgrp = stat.read_text().rpartition(")")[2].split()[:3]
-        except OSError:
-            continue
-        if int(pgrp) == group and state not in "ZX":
-            return True
-    return False
+    return any(group_of(stat) == group for stat in pathlib.Path("/proc").glob("[0-9]*/stat"))
 
 
 class Side:
