@@ -24,6 +24,12 @@ bool let_go(int fd) noexcept {
 
 namespace {
 
+/// A child of vfork is about to keep a stream over its exec: the parent's memory is here, and the
+/// stream may still be lifted. One load and a branch anywhere else.
+void keep_for_new_program(int fd) noexcept {
+  if (FdTable::kind(fd) == FdKind::kStream && !own_process()) stream::leave_to_child(fd);
+}
+
 void note_copy(int fd, int copy) noexcept {
   const FdKind kind = FdTable::kind(fd);
   if (copy >= 0 && kind != FdKind::kUnknown && kind != FdKind::kInternal && tracking()) {
@@ -34,6 +40,9 @@ void note_copy(int fd, int copy) noexcept {
 
 [[gnu::noinline]] int fcntl_of_ours(int fd, int command, long arg) {
   if (FdTable::kind(fd) == FdKind::kInternal && !inside_library()) return answer(-EBADF);
+  if (command == F_DUPFD || (command == F_SETFD && (arg & FD_CLOEXEC) == 0)) {
+    keep_for_new_program(fd);
+  }
   const int result = real.fcntl(fd, command, arg);
   if (command == F_DUPFD || command == F_DUPFD_CLOEXEC) note_copy(fd, result);
   Stream* s = FdTable::stream(fd);
@@ -134,6 +143,7 @@ RSOCK_EXPORT void closefrom(int first) noexcept {
 }
 
 RSOCK_EXPORT int dup(int fd) noexcept {
+  keep_for_new_program(fd);
   const int copy = real.dup(fd);
   if (FdTable::word(fd) != 0) note_copy(fd, copy);
   return copy;
@@ -141,6 +151,7 @@ RSOCK_EXPORT int dup(int fd) noexcept {
 
 RSOCK_EXPORT int dup2(int fd, int target) noexcept {
   if (fd == target) return real.dup2(fd, target);
+  keep_for_new_program(fd);
   if (!make_room(fd, target)) return answer(-EBADF);
   const int copy = real.dup2(fd, target);
   if (FdTable::word(fd) != 0) note_copy(fd, copy);
@@ -150,6 +161,7 @@ RSOCK_EXPORT int dup2(int fd, int target) noexcept {
 
 RSOCK_EXPORT int dup3(int fd, int target, int flags) noexcept {
   if (fd == target || (flags & ~O_CLOEXEC) != 0) return real.dup3(fd, target, flags);
+  if ((flags & O_CLOEXEC) == 0) keep_for_new_program(fd);
   if (!make_room(fd, target)) return answer(-EBADF);
   const int copy = real.dup3(fd, target, flags);
   if (FdTable::word(fd) != 0) note_copy(fd, copy);
@@ -172,6 +184,7 @@ RSOCK_EXPORT int rsock_ioctl(int fd, unsigned long request, void* arg) noexcept 
   Stream* s = FdTable::stream(fd);
   if (s == nullptr) return real.ioctl(fd, request, arg);
   return aside([=] {
+    if (request == FIONCLEX) keep_for_new_program(fd);
     auto kernel = in_kernel([=] { return real.ioctl(fd, request, arg); });
     return static_cast<int>(answer(stream::ioctl(*s, fd, request, arg, kernel)));
   });

@@ -8,8 +8,10 @@
 //                               before_fork (last handler)
 //   _Fork; clone and syscall()  before_fork                after_fork_parent   after_fork_child
 //   without CLONE_VM
-//   vfork; clone with           before_spawn               nothing             nothing: it runs in its
-//   CLONE_VM | CLONE_VFORK                                                     parent's memory
+//   vfork; clone with           before_spawn               nothing             leave_to_child, where it
+//   CLONE_VM | CLONE_VFORK                                                     keeps a stream; else
+//                                                                              nothing: it runs in its
+//                                                                              parent's memory
 //   posix_spawn*, system,       before_spawn               nothing             inside libc, unseen
 //   popen
 //   exec*                       before_exec, unless in a   (failed) goes on    the new program knows of
@@ -37,9 +39,27 @@
 namespace rsock::preload {
 namespace {
 
-/// Set while a fork that pthread_atfork does not see goes on; nothing else may use it.
-void set_down_for_child() noexcept {
-  if (started() && own_process()) stream::before_spawn();
+/// What the new program will have goes back to TCP. `copied`: may be null.
+void set_down_for_child(bool (*copied)(int) = nullptr) noexcept {
+  if (started() && own_process()) stream::before_spawn(copied);
+}
+
+/// Numbers that were ever named as the source of a copy in somebody's file actions. Nobody looks
+/// into these (glibc's own structure); so any list of actions may name any of them. Relaxed: a
+/// program that adds an action and spawns in another thread orders the two itself.
+constexpr int kMaxCopied = 4096;
+constinit std::atomic<uint64_t> g_copied[kMaxCopied / 64] = {};
+constinit std::atomic<bool> g_high_copied{false};
+
+void note_copied(int fd) noexcept {
+  if (fd < 0) return;
+  if (fd >= kMaxCopied) return g_high_copied.store(true, std::memory_order_relaxed);
+  g_copied[fd / 64].fetch_or(uint64_t{1} << (fd % 64), std::memory_order_relaxed);
+}
+
+bool was_copied(int fd) {
+  if (fd >= kMaxCopied) return g_high_copied.load(std::memory_order_relaxed);
+  return (g_copied[fd / 64].load(std::memory_order_relaxed) >> (fd % 64) & 1) != 0;
 }
 
 void set_down_for_fork() noexcept {
@@ -239,13 +259,16 @@ RSOCK_EXPORT int rsock_clone(int (*body)(void*), void* stack, int flags, void* a
 }
 
 RSOCK_EXPORT int daemon(int nochdir, int noclose) noexcept {
-  set_down_for_child();
+  set_down_for_fork();
   // libc puts /dev/null on 0, 1 and 2 without a call that we would see.
   for (int fd = 0; fd <= 2 && noclose == 0; ++fd) {
     if (FdTable::word(fd) != 0) (void)let_go(fd);
   }
   stream::after_close();  // the parent is gone behind it
-  return real.daemon(nochdir, noclose);
+  const int result = real.daemon(nochdir, noclose);
+  // -1 may come from the parent, whose fork failed, or from the child.
+  if (result == 0 && started() && own_process()) stream::after_daemon();
+  return result;
 }
 
 RSOCK_EXPORT int login_tty(int fd) noexcept {
@@ -359,7 +382,7 @@ RSOCK_EXPORT int posix_spawn(pid_t* pid, const char* path,
                              const posix_spawn_file_actions_t* actions,
                              const posix_spawnattr_t* attributes, char* const argv[],
                              char* const envp[]) {
-  set_down_for_child();
+  set_down_for_child(actions != nullptr ? was_copied : nullptr);
   return real.posix_spawn(pid, path, actions, attributes, argv, envp);
 }
 
@@ -367,8 +390,14 @@ RSOCK_EXPORT int posix_spawnp(pid_t* pid, const char* file,
                               const posix_spawn_file_actions_t* actions,
                               const posix_spawnattr_t* attributes, char* const argv[],
                               char* const envp[]) {
-  set_down_for_child();
+  set_down_for_child(actions != nullptr ? was_copied : nullptr);
   return real.posix_spawnp(pid, file, actions, attributes, argv, envp);
+}
+
+RSOCK_EXPORT int posix_spawn_file_actions_adddup2(posix_spawn_file_actions_t* actions, int fd,
+                                                  int target) noexcept {
+  note_copied(fd);
+  return real.posix_spawn_file_actions_adddup2(actions, fd, target);
 }
 
 RSOCK_EXPORT int system(const char* command) {

@@ -96,6 +96,7 @@ void log_complaints() noexcept {
 }
 
 void protect_internal_descriptors() noexcept {
+  stream::set_own_process([]() noexcept { return own_process(); });
   os::set_internal_fd_hook([](int fd, bool opened) noexcept {
     if (opened) {
       stream::FdTable::set(fd, stream::FdKind::kInternal);

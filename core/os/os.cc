@@ -181,6 +181,9 @@ Result<int> epoll_pwait2(int epfd, epoll_event* events, int max, const timespec*
 Result<int> eventfd(unsigned initial, int flags) noexcept {
   return result<int>(ask(SYS_eventfd2, initial, flags));
 }
+Result<void> pipe2(int* ends, int flags) noexcept {
+  return result<void>(ask(SYS_pipe2, ends, flags));
+}
 
 Result<int> memfd_create(const char* name, unsigned flags) noexcept {
   return result<int>(ask(SYS_memfd_create, name, flags));

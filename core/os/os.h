@@ -74,6 +74,8 @@ Result<int> epoll_wait(int epfd, epoll_event* events, int max, int timeout_ms) n
 Result<int> epoll_pwait2(int epfd, epoll_event* events, int max, const timespec* timeout,
                          const void* sigmask, size_t sigmask_size) noexcept;
 Result<int> eventfd(unsigned initial, int flags) noexcept;
+/// ends[0] reads, ends[1] writes.
+Result<void> pipe2(int* ends, int flags) noexcept;
 
 Result<int> memfd_create(const char* name, unsigned flags) noexcept;
 Result<void> ftruncate(int fd, off_t size) noexcept;

@@ -13,6 +13,7 @@
 #include "core/base/config.h"
 #include "core/os/os.h"
 #include "core/stream/holders.h"
+#include "core/stream/lineage.h"
 #include "core/stream/keeper_loop.h"
 
 namespace rsock::stream {
@@ -98,17 +99,24 @@ bool is_peer(uint32_t uid, const PeerFacts& facts) noexcept {
   return uid == 0 || (uid == facts.uid && !may_be_anybody(uid));
 }
 
+/// Null: it is ours alone.
+static Reason shared_with_child(Stream& s) noexcept {
+  MutexLock lock(s.rx.mutex);
+  if (!sole_holder(s)) return "shared with a forked process";
+  return s.lent != 0 ? kLentReason : nullptr;
+}
+
 Reason examine(Seeker& a) noexcept {
   Stream& s = *a.stream;
   const int fd = s.fd.load(std::memory_order_relaxed);
   // The number may become another connection's while it is asked about: attach() compares the
   // cookie once more, under the stream's locks.
   a.own_cookie = os::getsockopt_u64(fd, SO_COOKIE).value_or(0);
-  {
-    MutexLock lock(s.rx.mutex);
-    if (!sole_holder(s)) {
+  if (const Reason r = shared_with_child(s); r != nullptr) {
+    look_at_lineages();  // the child may be gone, and the news of it on its way
+    if (shared_with_child(s) != nullptr) {
       a.may_pass = true;
-      return "shared with a forked process";
+      return r;
     }
   }
   if (const Reason r = kernel_only_option(fd); r != nullptr) return r;

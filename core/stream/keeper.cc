@@ -18,6 +18,7 @@
 #include "core/stream/heat.h"
 #include "core/stream/keeper_loop.h"
 #include "core/stream/moves.h"
+#include "core/stream/socket_ops.h"
 
 namespace rsock::stream {
 namespace {
@@ -212,6 +213,10 @@ static KeeperLife start_if_none(KeeperInside& in) noexcept {
 
 void Keeper::ask_for_lift(Stream& s) noexcept {
   KeeperInside& in = inside();
+  if (!in_own_process()) {
+    s.lift_asked.store(false, std::memory_order_seq_cst);
+    return;
+  }
   push_request(in, s);
   KeeperLife life = in.life.load(std::memory_order_seq_cst);
   if (life == KeeperLife::kNone) {

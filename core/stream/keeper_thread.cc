@@ -18,6 +18,7 @@
 #include "core/stream/holders.h"
 #include "core/stream/keeper.h"
 #include "core/stream/keeper_loop.h"
+#include "core/stream/lineage.h"
 #include "core/stream/moves.h"
 #include "core/transport/shm/segment_pool.h"
 
@@ -153,7 +154,8 @@ uint64_t run_owed_timers(uint64_t now) noexcept {
     Stream& s = *in.attached[i].stream;
     if (s.channel_nonce != in.attached[i].nonce) continue;
     if (settling) notice_ready(s);
-    if (owes(s)) tend(s);
+    // acquire pairs with the release in maybe_detach().
+    if (s.detach_due.exchange(false, std::memory_order_acq_rel) || owes(s)) tend(s);
     if (owes(s)) ++owing;
   }
   if (settling) ++owing;
@@ -225,7 +227,7 @@ uint64_t run_timers(uint64_t now) noexcept {
   // In this order: strict streams hear at once of paths that can't be had.
   return std::min(
       {run_attempt_timers(now), run_rdma_timers(now), run_heat_timer(now), run_strict_timers(now),
-       run_later_timers(now), run_owed_timers(now), run_tidy_timer(now),
+       run_later_timers(now), run_owed_timers(now), run_tidy_timer(now), run_lineage_timer(),
        inside().first_thread_left.load(std::memory_order_acquire) ? now + kLastThreadCheckNs
                                                                   : UINT64_MAX});
 }
@@ -306,6 +308,10 @@ void* keeper_main(void*) noexcept {
   raw_syscall(SYS_prctl, PR_SET_NAME, reinterpret_cast<long>("rsock-keeper"));
   in.thread.store(static_cast<int>(raw_syscall(SYS_gettid)), std::memory_order_release);
   uint64_t next = 0;  // what a former thread left may be due
+  {
+    MutexLock lock(in.mutex);
+    watch_lineages();
+  }
   for (;;) {
     epoll_event events[64];
     timespec storage;

@@ -4,7 +4,7 @@
 // | event         | before                                   | parent after    | child after                 |
 // |---------------|------------------------------------------|-----------------|-----------------------------|
 // | fork          | all set down, holders + 1, all locked    | unlocked        | locks made anew, no keeper  |
-// | vfork, spawn  | all set down and pinned                  | nothing         | runs in our memory: nothing |
+// | vfork, spawn  | what the child keeps is set down, pinned | nothing         | runs in our memory: nothing |
 // | exec          | all set down and pinned, replays go out  | –               | a new program               |
 // | exit          | replays that are owed go out, summary    | –               | –                           |
 // clang-format on
@@ -24,12 +24,16 @@
 #include "core/stream/hand_over.h"
 #include "core/stream/holders.h"
 #include "core/stream/keeper.h"
+#include "core/stream/lineage.h"
 #include "core/stream/moves.h"
 #include "core/stream/socket_ops.h"
 #include "core/transport/shm/segment_pool.h"
 
 namespace rsock::stream {
 namespace {
+
+using OwnProcess = bool (*)() noexcept;
+constinit OwnProcess g_own_process = nullptr;
 
 /// Two forks of one process at once would trample on each other's holders.
 Mutex g_fork;
@@ -94,6 +98,11 @@ void reset_in_child(Stream& s, void*) noexcept RSOCK_NO_TSA {
     s.rx.await_replay.store(false, std::memory_order_relaxed);
     s.pinned.store(true, std::memory_order_relaxed);
   }
+  if (s.lent != 0) {  // the kernel's instance is the parent's as well, and our registrations theirs
+    s.lent = 0;
+    s.pinned.store(true, std::memory_order_relaxed);
+    s.not_lifted.store(kLentReason, std::memory_order_relaxed);
+  }
   s.lift_asked.store(s.pinned.load(std::memory_order_relaxed), std::memory_order_relaxed);
   s.calls.store(0, std::memory_order_relaxed);
   // Bytes so far are the parent's to count.
@@ -150,14 +159,25 @@ void find_unready(Stream& s, void* arg) noexcept RSOCK_NO_TSA {
   if ((s.holders == nullptr && !pinned) || lifted) static_cast<Unready*>(arg)->found = true;
 }
 
-void pin_if_watched(Stream& s, void*) noexcept {
-  MutexLock lock(s.watch_mutex);
-  for (Watcher& w : s.watchers) {
-    if (!w.survives_fork()) continue;
-    s.pinned.store(true, std::memory_order_relaxed);
-    s.not_lifted.store("in an epoll instance shared with a forked process",
-                       std::memory_order_relaxed);
+/// Before this process, or a child that nobody sees, becomes another program: what that program
+/// gets is out of every count.
+template <typename Kept>
+void give_away_kept(Kept kept) noexcept {
+  for (int fd = 0; fd <= FdTable::highest(); ++fd) {
+    const FdKind kind = FdTable::kind(fd);
+    if ((kind != FdKind::kStream && kind != FdKind::kEpoll) || !kept(fd)) continue;
+    if (kind == FdKind::kEpoll) {
+      give_instance_away();
+    } else if (Stream* s = FdTable::stream(fd); s != nullptr) {
+      give_away(*s);
+    }
   }
+}
+
+/// The new program has this number.
+bool stays_open(int fd) noexcept {
+  const auto flags = os::fcntl(fd, F_GETFD);
+  return !flags || (*flags & FD_CLOEXEC) == 0;
 }
 
 void ask_again(Stream& s, void*) noexcept {
@@ -166,6 +186,9 @@ void ask_again(Stream& s, void*) noexcept {
 }
 
 }  // namespace
+
+void set_own_process(bool (*own)() noexcept) noexcept { g_own_process = own; }
+bool in_own_process() noexcept { return g_own_process == nullptr || g_own_process(); }
 
 void prepare_fork() noexcept {
   t_fork_until_ns = monotonic_ns() + kHandOverNs;
@@ -181,9 +204,8 @@ void before_fork() noexcept RSOCK_NO_TSA {
   t_fork_until_ns = 0;
   const Patience patience = Patience::at_most(std::max(left, kLeastNs));
   g_fork.lock();
-  // A kernel epoll instance that two processes share can't hold our registrations for one of them.
-  if (live_streams() != 0) for_each_stream(pin_if_watched, nullptr);
   add_holder_to_all();  // first: from now on none of them is lifted
+  make_lineage(live_streams());
   for (int i = 0;; ++i) {
     set_down_all("fork", false, patience);
     Keeper::before_fork();  // not earlier: the peers' answers are its work
@@ -197,9 +219,11 @@ void before_fork() noexcept RSOCK_NO_TSA {
     Keeper::after_fork_parent();
     add_holder_to_all(/*fresh_only=*/true);
   }
+  fill_lineage_locked();
 }
 
 void after_fork_parent(bool failed) noexcept RSOCK_NO_TSA {
+  lineage_in_parent(failed);
   transport::unlock_segments();
   unlock_all_streams(g_epoll_unlock.get());
   Keeper::after_fork_parent();
@@ -215,20 +239,45 @@ void after_fork_child() noexcept {
   transport::segments_after_fork_child();
   Keeper::after_fork_child();
   counters_after_fork_child();
+  lineage_in_child();
   for_each_stream(reset_in_child, nullptr);
   drop_adopted_in_child();
 }
 
-void before_spawn() noexcept {
-  set_down_all("a child process was spawned", true, Patience::at_most(kHandOverNs));
+void after_daemon() noexcept { parent_is_gone(); }
+
+void before_spawn(bool (*copied)(int fd)) noexcept {
+  constexpr Reason kReason = "a child process was spawned";
+  // FD_CLOEXEC on each of its numbers: the new program does not get it, and until then the child
+  // is between two lines of libc's. What a child of vfork does before it execs meets our entries
+  // (leave_to_child()).
+  const auto kept = [copied](int fd) {
+    return stays_open(fd) || (copied != nullptr && copied(fd));
+  };
+  give_away_kept(kept);
+  const Patience patience = Patience::at_most(kHandOverNs);
+  for_each_descriptor([&](Stream& s, int fd) {
+    if (kept(fd) && pin(s, kReason)) set_down(s, kReason);
+  });
+  for_each_descriptor([&](Stream& s, int) {
+    if (s.pinned.load(std::memory_order_relaxed)) (void)set_down_and_wait(s, kReason, patience);
+  });
+}
+
+void leave_to_child(int fd) noexcept {
+  Stream* s = FdTable::stream(fd);
+  if (s == nullptr) return;
+  constexpr Reason kReason = "a child process was spawned";
+  give_away(*s);
+  (void)pin(*s, kReason);
+  (void)set_down_and_wait(*s, kReason);
 }
 
 /// The new program would write in the middle of our replay: better that it hears of a reset.
 static void reset_what_is_not_out() noexcept {
   for_each_descriptor([](Stream& s, int fd) {
     if (!s.has_channel.load(std::memory_order_acquire)) return;
-    const auto flags = os::fcntl(fd, F_GETFD);
-    if (!flags || (*flags & FD_CLOEXEC) != 0) return;  // the peer finds the end in the memory
+    if (!stays_open(fd)) return;  // the peer finds the end in the memory
     MutexLock lock(s.tx.mutex);
     if (s.tx.state != TxState::kKernel) abort_connection(fd);
   });
@@ -236,6 +285,7 @@ static void reset_what_is_not_out() noexcept {
 
 void before_exec() noexcept {
   const Deadline theirs = Deadline::after_ns(kHandOverNs);
+  give_away_kept(stays_open);
   set_down_all("exec", true, Patience{theirs, Deadline::after_ns(0), nullptr});
   finish_own_replays(kStuckNs);
   reset_what_is_not_out();

@@ -4,6 +4,7 @@
 #include "core/os/os.h"
 #include "core/stream/counters.h"
 #include "core/stream/holders.h"
+#include "core/stream/lineage.h"
 #include "core/stream/stream.h"
 
 // Type-stable memory: chunks are never unmapped, so that a call which raced with close() finds a
@@ -60,7 +61,8 @@ void reset(Stream& s, int fd, bool nonblocking) noexcept {
   s.tx.replay_next = s.tx.off_tcp = s.rx.off_tcp = s.rx.kicked_ns = 0;
   for (auto* flag : {&s.rx.want_ready, &s.rx.await_replay, &s.closed, &s.has_channel, &s.tx_wanted,
                      &s.lift_asked, &s.pinned, &s.strict_failed, &s.tcp_event, &s.peer_gone,
-                     &s.tx_nospace, &s.adopted, &s.rx.fin_seen}) {
+                     &s.tx_nospace, &s.adopted, &s.rx.fin_seen,
+                     &s.detach_due}) {
     flag->store(false, std::memory_order_relaxed);
   }
   s.fd.store(fd, std::memory_order_relaxed);
@@ -69,6 +71,7 @@ void reset(Stream& s, int fd, bool nonblocking) noexcept {
   s.fd_refs.store(1, std::memory_order_relaxed);
   s.holders = nullptr;
   s.holders_block = nullptr;
+  s.kin = s.lent = 0;
   s.nonblocking.store(nonblocking, std::memory_order_relaxed);
   s.rcv_timeout_ns.store(0, std::memory_order_relaxed);
   s.snd_timeout_ns.store(0, std::memory_order_relaxed);
@@ -114,6 +117,7 @@ void release_stream(Stream& s) noexcept {
   {
     MutexLock tx(s.tx.mutex);
     MutexLock rx(s.rx.mutex);
+    leave_lineages_locked(s);
     drop_holder(s);  // sole_holder() looks under the same locks
   }
   s.generation.fetch_add(1, std::memory_order_release);

@@ -137,6 +137,12 @@ void pin_passed_descriptors(const msghdr* msg) noexcept;
 
 // --- processes
 // ------------------------------------------------------------------------------------
+/// Whether the caller's is the process that this memory belongs to, and not a child of vfork, which
+/// has descriptors of its own: there nothing of ours may be closed, and no thread started. Set once,
+/// before threads; without it: true.
+void set_own_process(bool (*own)() noexcept) noexcept;
+bool in_own_process() noexcept;
+
 /// First thing in fork(), before any handler holds a lock: sets every stream down, so that the
 /// peers can answer while the program's handlers run. before_fork() follows.
 void prepare_fork() noexcept;
@@ -145,8 +151,15 @@ void prepare_fork() noexcept;
 void before_fork() noexcept;
 void after_fork_parent(bool failed) noexcept;
 void after_fork_child() noexcept;
-/// Before vfork, posix_spawn, system, popen: sets every stream down. No locks stay held.
-void before_spawn() noexcept;
+/// In the child of daemon(3): its parent is as good as gone.
+void after_daemon() noexcept;
+/// Before vfork, posix_spawn, system, popen: streams that the new program will have (a number
+/// without FD_CLOEXEC, or one that `copied`, which may be null, says yes to) are set down and stay
+/// on TCP. No locks stay held.
+void before_spawn(bool (*copied)(int fd) = nullptr) noexcept;
+/// In a child of vfork, which runs in its parent's memory: it is about to keep fd over its exec (by
+/// a copy, or without FD_CLOEXEC). Set down and pinned, for the parent as well.
+void leave_to_child(int fd) noexcept;
 /// Before exec*: sets down every stream without FD_CLOEXEC, hands over what is owed on the others.
 void before_exec() noexcept;
 /// Before a seccomp filter: sets every stream down, for good; the keeper ends, the summary is

@@ -115,6 +115,10 @@ class Stream : public boost::intrusive::list_base_hook<
   std::atomic<uint32_t>* holders =
       nullptr;  // processes that hold it, in memory they share; null: only us
   void* holders_block = nullptr;
+  // lineage.h. Under both locks: where this process, a forked one, counts it (place + 1; 0:
+  // nowhere), and how many lineages share an epoll instance that has it.
+  uint32_t kin = 0;
+  uint32_t lent = 0;
 
   // --- what the program set ---
   std::atomic<bool> nonblocking{false};
@@ -146,6 +150,8 @@ class Stream : public boost::intrusive::list_base_hook<
   // The keeper's queue of those that asked. Not touched when the object is recycled.
   std::atomic<Stream*> next_asked{nullptr};
   std::atomic<bool> in_queue{false};  // it is in there, or about to be
+
+  std::atomic<bool> detach_due{false};  // a child of vfork found the channel done: not its to close
 
   // --- events ---
   std::atomic<bool> tcp_event{false};  // the kernel's stream has something to say: FIN, RST, bytes

@@ -247,6 +247,11 @@ bool end_known_locked(Stream& s) noexcept {
 
 void maybe_detach(Stream& s) noexcept {
   if (!s.has_channel.load(std::memory_order_acquire)) return;
+  if (!in_own_process()) {  // what this process closed would stay open in ours
+    s.detach_due.store(true, std::memory_order_release);
+    Keeper::leave_to_keeper();
+    return;
+  }
   std::shared_ptr<Channel> channel;
   bool closed = false;
   {

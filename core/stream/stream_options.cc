@@ -10,6 +10,7 @@
 #include "core/base/log.h"
 #include "core/os/os.h"
 #include "core/stream/hand_over.h"
+#include "core/stream/lineage.h"
 #include "core/stream/moves.h"
 #include "core/stream/socket_ops.h"
 
@@ -274,7 +275,11 @@ void pin_passed_descriptors(const msghdr* msg) noexcept {
       continue;
     const size_t count = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
     const auto* fds = reinterpret_cast<const int*>(CMSG_DATA(c));
-    for (size_t i = 0; i < count; ++i) pin_to_tcp(fds[i], "passed to another process");
+    for (size_t i = 0; i < count; ++i) {
+      if (Stream* s = FdTable::stream(fds[i]); s != nullptr) give_away(*s);
+      if (FdTable::kind(fds[i]) == FdKind::kEpoll) give_instance_away();
+      pin_to_tcp(fds[i], "passed to another process");
+    }
   }
 }
 

@@ -35,11 +35,42 @@ static void spawn_cat(struct Pair* pair) {
   say("cat: %d", status);
 }
 
+/* The stream has FD_CLOEXEC until the child of vfork, in its parent's memory, copies it. */
+static void vfork_cat(struct Pair* pair) {
+  CHECKED(fcntl(pair->stream, F_SETFD, FD_CLOEXEC));
+  const bool by_flag = has(pair, "by_flag");
+  char* arguments[] = {"sh", "-c", NULL, NULL};
+  char command[100];
+  snprintf(command, sizeof(command), by_flag ? "exec cat <&%d >&%d" : "exec cat", pair->stream,
+           pair->stream);
+  arguments[2] = command;
+  pid_t child = vfork();
+  if (child == 0) {
+    if (by_flag) {
+      fcntl(pair->stream, F_SETFD, 0);
+    } else {
+      dup2(pair->stream, 0);
+      dup2(pair->stream, 1);
+    }
+    execv("/bin/sh", arguments);
+    _exit(127);
+  }
+  CHECKED(close(pair->stream));
+  int status = -1;
+  CHECKED(waitpid(child, &status, 0));
+  say("cat: %d", status);
+}
+
 static void server(struct Pair* pair) {
   open_stream(pair);
+  if (has(pair, "cloexec")) CHECKED(fcntl(pair->stream, F_SETFD, FD_CLOEXEC));
   receive_pattern(pair->stream, 1000, 0); /* part of what comes; the rest is for cat */
   tell(pair);
   await(pair);
+  if (has(pair, "vfork")) {
+    vfork_cat(pair);
+    return;
+  }
   if (has(pair, "spawn")) {
     spawn_cat(pair);
     return;
@@ -78,5 +109,9 @@ static const struct PairCase kCases[] = {
     {"exec", server, client, true, true}, {"exec_without_shim", server, client, true, true},
     {"fork_exec", server, client, true},  {"fork_exec_without_shim", server, client, true},
     {"spawn", server, client, true},      {"spawn_without_shim", server, client, true},
+    {"cloexec_spawn", server, client, true},
+    {"cloexec_fork_exec", server, client, true},
+    {"vfork_exec", server, client, true},
+    {"vfork_by_flag_exec", server, client, true},
 };
 PAIR_MAIN(kCases)

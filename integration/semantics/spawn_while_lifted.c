@@ -76,6 +76,7 @@ static void by_fork(bool close_all) {
 }
 
 static void start(const char* how) {
+  if (strncmp(how, "cloexec_", 8) == 0) how += 8;
   if (strcmp(how, "system") == 0) show_status(system(kCount[2]));
   if (strcmp(how, "popen") == 0) by_popen();
   if (strcmp(how, "posix_spawn") == 0) by_spawn(false);
@@ -87,6 +88,9 @@ static void start(const char* how) {
 
 static void starter(struct Pair* pair) {
   open_stream(pair);
+  if (strncmp(pair->variant, "cloexec_", 8) == 0) {
+    CHECKED(fcntl(pair->stream, F_SETFD, FD_CLOEXEC));
+  }
   for (int i = 0; i < 3; ++i) {
     start(pair->variant);
     ping_as_client(pair->stream, 8);
@@ -115,5 +119,11 @@ static const struct PairCase kCases[] = {
     {"vfork", peer, starter, true},
     {"fork_exec", starter, peer, true},
     {"fork_close_all_exec", peer, starter, true},
+    {"cloexec_system", starter, peer, true},
+    {"cloexec_popen", peer, starter, true},
+    {"cloexec_posix_spawn", starter, peer, true},
+    {"cloexec_posix_spawn_closefrom", peer, starter, true},
+    {"cloexec_vfork", starter, peer, true},
+    {"cloexec_fork_exec", peer, starter, true},
 };
 PAIR_MAIN(kCases)

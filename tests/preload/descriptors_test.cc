@@ -6,6 +6,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <spawn.h>
+#include <sys/ioctl.h>
 #include <sys/sendfile.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -238,6 +239,39 @@ TEST_F(Descriptors, ExecAndSpawnAreTold) {
   EXPECT_EQ(::system("exit 0"), 0);
   EXPECT_EQ(::pclose(::popen("exit 0", "r")), 0);
   EXPECT_THAT(calls(), ElementsAre("before_exec", "before_spawn", "before_spawn", "before_spawn"));
+}
+
+TEST_F(Descriptors, ASpawnWithActionsKnowsWhatTheyCopy) {
+  posix_spawn_file_actions_t actions;
+  ASSERT_EQ(::posix_spawn_file_actions_init(&actions), 0);
+  ASSERT_EQ(::posix_spawn_file_actions_adddup2(&actions, ours_, 0), 0);
+  pid_t pid;
+  char name[] = "true";
+  char* const argv[] = {name, nullptr};
+  (void)::posix_spawnp(&pid, "true", &actions, nullptr, argv, environ);
+  ::posix_spawn_file_actions_destroy(&actions);
+  wait_for(pid);
+  EXPECT_THAT(calls(), ElementsAre("before_spawn with copies"));
+}
+
+TEST_F(Descriptors, AChildOfVforkThatKeepsAStreamSaysSo) {
+  volatile pid_t pid = ::vfork();
+  if (pid == 0) {
+    (void)::dup(pipe_[0]);
+    (void)::dup2(ours_, 231);
+    (void)::dup3(ours_, 232, O_CLOEXEC);
+    (void)::dup(ours_);
+    (void)::fcntl(ours_, F_DUPFD_CLOEXEC, 233);
+    (void)::fcntl(ours_, F_DUPFD, 234);
+    (void)::fcntl(ours_, F_SETFD, FD_CLOEXEC);
+    (void)::fcntl(ours_, F_SETFD, 0);
+    (void)::ioctl(ours_, FIONCLEX);
+    ::_exit(0);
+  }
+  wait_for(pid);
+  const std::string kept = "leave_to_child " + std::to_string(ours_);
+  EXPECT_THAT(calls(), testing::AllOf(testing::Contains(kept).Times(5),
+                                      testing::Contains("before_spawn")));
 }
 
 TEST_F(Descriptors, ExeclPassesItsArgumentsAndItsEnvironment) {

@@ -148,7 +148,12 @@ void prepare_fork() noexcept { note("prepare_fork"); }
 void before_fork() noexcept { note("before_fork"); }
 void after_fork_parent(bool failed) noexcept { note("after_fork_parent %d", failed); }
 void after_fork_child() noexcept { note("after_fork_child"); }
-void before_spawn() noexcept { note("before_spawn"); }
+void before_spawn(bool (*copied)(int)) noexcept {
+  note(copied != nullptr ? "before_spawn with copies" : "before_spawn");
+}
+void leave_to_child(int fd) noexcept { note("leave_to_child %d", fd); }
+void set_own_process(bool (*)() noexcept) noexcept {}
+void after_daemon() noexcept { note("after_daemon"); }
 void before_exec() noexcept { note("before_exec"); }
 void before_exit() noexcept { note("before_exit"); }
 void before_sandbox() noexcept { note("before_sandbox"); }

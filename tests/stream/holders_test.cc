@@ -2,7 +2,7 @@
 
 #include "core/stream/holders.h"
 
-#include "tests/stream/loopback.h"
+#include "tests/stream/forking.h"
 
 namespace rsock::stream {
 namespace {
@@ -13,19 +13,6 @@ class Holders : public ::testing::Test {
  protected:
   void SetUp() override { configure({"RSOCK_RING_BYTES=65536"}); }
 };
-
-/// fork() as preload/ does it.
-pid_t fork_with_hooks() {
-  prepare_fork();
-  before_fork();
-  const pid_t child = ::fork();
-  if (child == 0) {
-    after_fork_child();
-  } else {
-    after_fork_parent(child < 0);
-  }
-  return child;
-}
 
 TEST_F(Holders, AStreamThatNeverMetAForkIsOursAlone) {
   Connection c = Connection::make();
@@ -101,18 +88,6 @@ TEST_F(Holders, ParentAndChildTakeTurnsOnOneStreamWithoutLosingAByte) {
   char buffer[32] = {};
   EXPECT_EQ(do_recv(c.right, buffer, 18, MSG_WAITALL), 18);
   EXPECT_STREQ(buffer, "first second third");
-}
-
-TEST_F(Holders, AChildThatDiesWithoutAWordLeavesTheStreamOnTcpAndWhole) {
-  Connection c = Connection::make();
-  ASSERT_TRUE(ping_until_lifted(c));
-  const pid_t child = fork_with_hooks();
-  if (child == 0) ask_kernel(SYS_exit_group, 0);
-  int status = -1;
-  ASSERT_EQ(::waitpid(child, &status, 0), child);
-  EXPECT_FALSE(sole_holder(*FdTable::stream(c.left)));
-  for (int i = 0; i < 20; ++i) ASSERT_TRUE(echoes(c.left, c.right, 10'000));
-  EXPECT_FALSE(has_channel(c.left));
 }
 
 }  // namespace

@@ -104,6 +104,9 @@ inline void close_fd(int fd) {
   stream::after_close();
 }
 
+/// Another program that this process starts shall have it.
+inline void keep_over_exec(int fd) { EXPECT_EQ(::fcntl(fd, F_SETFD, 0), 0); }
+
 inline void set_nonblocking(int fd) {
   const int flags = ::fcntl(fd, F_GETFL) | O_NONBLOCK;
   ::fcntl(fd, F_SETFL, flags);

@@ -9,6 +9,7 @@
 #include "core/stream/hand_over.h"
 #include "tests/stream/agreed.h"
 #include "tests/stream/between.h"
+#include "tests/stream/forking.h"
 
 namespace rsock {
 namespace {
@@ -19,25 +20,6 @@ class SetDown : public ::testing::Test {
  protected:
   void SetUp() override { configure({"RSOCK_RING_BYTES=1048576"}); }
 };
-
-/// fork() as preload/ does it.
-pid_t fork_with_hooks() {
-  stream::prepare_fork();
-  stream::before_fork();
-  const pid_t child = ::fork();
-  if (child == 0) {
-    stream::after_fork_child();
-  } else {
-    stream::after_fork_parent(child < 0);
-  }
-  return child;
-}
-
-int wait_for(pid_t child) {
-  int status = -1;
-  EXPECT_EQ(::waitpid(child, &status, 0), child);
-  return status;
-}
 
 double seconds_since(uint64_t began) { return static_cast<double>(monotonic_ns() - began) * 1e-9; }
 
@@ -79,8 +61,10 @@ TEST_F(SetDown, UnreadBytesOfAPeerThatDiedStayReadable) {
   a.publish(10);
   a.peer.hang_up();
   ::shutdown(a.connection.right, SHUT_WR);
+  keep_over_exec(a.fd());
   const uint64_t began = monotonic_ns();
   stream::before_spawn();
+  EXPECT_TRUE(FdTable::stream(a.fd())->pinned);
   EXPECT_LT(seconds_since(began), 0.5) << "nobody is left to wait for";
   char buffer[16] = {};
   EXPECT_EQ(do_recv(a.fd(), buffer, sizeof(buffer)), 10);
@@ -146,11 +130,63 @@ TEST_F(SetDown, ASpawnWaitsOneSecondForAllStreamsTogether) {
     all.push_back(Connection::make());
     ASSERT_TRUE(ping_until_lifted(all.back()));
     sent.push_back(fill(all.back()));
+    keep_over_exec(all.back().left);
   }
   const uint64_t began = monotonic_ns();
   stream::before_spawn();
+  EXPECT_GT(seconds_since(began), 0.9) << "the replays don't fit TCP";
   EXPECT_LT(seconds_since(began), 1.8);
   for (int i = 0; i < 3; ++i) EXPECT_EQ(read_all(all[i].right, sent[i].size()), sent[i]);
+}
+
+TEST_F(SetDown, ASpawnLeavesAloneWhatTheNewProgramDoesNotGet) {
+  Connection c = Connection::make();
+  ASSERT_TRUE(ping_until_lifted(c));
+  stream::before_spawn();
+  EXPECT_TRUE(has_channel(c.left));
+  EXPECT_TRUE(has_channel(c.right));
+  keep_over_exec(c.right);
+  stream::before_spawn();
+  EXPECT_FALSE(has_channel(c.right));
+  EXPECT_TRUE(FdTable::stream(c.right)->pinned);
+  EXPECT_FALSE(FdTable::stream(c.left)->pinned);
+  Connection d = Connection::make();
+  ASSERT_TRUE(ping_until_lifted(d));
+  static int copied;
+  copied = d.left;
+  stream::before_spawn([](int fd) { return fd == copied; });
+  EXPECT_FALSE(has_channel(d.left));
+  EXPECT_TRUE(FdTable::stream(d.left)->pinned);
+  EXPECT_FALSE(FdTable::stream(d.right)->pinned);
+}
+
+TEST_F(SetDown, AnotherNumberWithoutTheFlagIsEnoughForASpawn) {
+  Connection c = Connection::make();
+  ASSERT_TRUE(ping_until_lifted(c));
+  stream::before_spawn();
+  EXPECT_TRUE(has_channel(c.left));
+  const int copy = ::dup(c.left);
+  stream::on_dup(c.left, copy);
+  stream::before_spawn();
+  EXPECT_FALSE(has_channel(c.left));
+  close_fd(copy);
+}
+
+TEST_F(SetDown, AChildOfVforkSetsDownAndTheKeeperLetsGo) {
+  Connection c = Connection::make();
+  ASSERT_TRUE(ping_until_lifted(c));
+  ASSERT_EQ(do_send(c.right, "unread", 6), 6);
+  // As seen from a child that has our memory and descriptors of its own.
+  static thread_local bool own = true;
+  stream::set_own_process([]() noexcept { return own; });
+  own = false;
+  stream::leave_to_child(c.left);
+  own = true;
+  stream::set_own_process(nullptr);
+  EXPECT_FALSE(has_channel(c.left));
+  char buffer[8] = {};
+  EXPECT_EQ(::recv(c.left, buffer, sizeof(buffer), 0), 6) << "by a program without the library";
+  EXPECT_STREQ(buffer, "unread");
 }
 
 TEST_F(SetDown, ACallThatNeedsTheKernelDoesNotWaitWithoutBlocking) {
