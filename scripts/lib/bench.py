@@ -13,6 +13,7 @@ import sys
 
 import figures
 import figures_rdma
+import figures_services
 import lab
 import lab_runner
 import report
@@ -134,7 +135,8 @@ def _show(value, unit):
 
 def main(argv):
     options = parse_arguments(argv)
-    wanted = [figure for figure in figures.make(options) + figures_rdma.make(options) if (options.only or "") in figure.key]
+    wanted = [figure for figure in figures.make(options) + figures_services.make(options) +
+              figures_rdma.make(options) if (options.only or "") in figure.key]
     if not wanted:
         print(f"bench: no figure's key contains '{options.only}'", file=sys.stderr)
         return 2

@@ -26,6 +26,9 @@ rsock_measure() {
     if [[ $name == bench && " ${arguments[*]} " != *' --only '* || ${arguments[*]} == *rdma* ]]; then
       rsock_deps lab || true
     fi
+    if [[ $name == bench && " ${arguments[*]} " != *' --only '* || ${arguments[*]} == *service* ]]; then
+      rsock_deps services || return
+    fi
     mkdir -p "$build_dir"
     local log=$build_dir/$name-build.log
     echo "$name: building (log: $log)" >&2

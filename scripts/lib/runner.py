@@ -177,6 +177,24 @@ class Runner:
             self._stop(process)
         return Result(out, "", {}, "").client_json()
 
+    def start(self, argv, env, role):
+        """One more process, for who needs more than a pair: finish() or stop() it."""
+        self._count += 1
+        return self._start(argv, env, os.path.join(self.folder, f"{self._count}.{role}"))
+
+    def finish(self, process, seconds, role):
+        """Its output, once it has ended."""
+        try:
+            return self._finish(process, time.monotonic() + seconds, role)
+        finally:
+            self._stop(process)
+
+    def wait_for_port(self, process, port):
+        return self._wait_for_port(process, port, None)
+
+    def stop(self, process):
+        self._stop(process)
+
     # ---- processes ------------------------------------------------------------------------------
 
     def _start(self, argv, env, base):

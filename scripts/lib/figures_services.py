@@ -1,0 +1,256 @@
+"""The figures of services: what a server and its clients, unmodified, gain on shared memory, and what the server pays.
+
+The servers are Debian's (redis, nginx, PostgreSQL), started here on free ports in folders of their own.
+"""
+
+import contextlib
+import csv
+import glob
+import io
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+
+import runner
+import summary
+import workloads
+from figures import Figure, ratio
+
+CLIENTS = (1, 10, 50, 200)
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def _stat(pid):
+    """(parent, ticks of its own, ticks of its children that are gone) from proc(5), or None."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            words = file.read().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return int(words[1]), int(words[11]) + int(words[12]), int(words[13]) + int(words[14])
+
+
+def cpu_seconds(root):
+    """Of a process and all that came from it."""
+    stats = {int(entry): _stat(entry) for entry in os.listdir("/proc") if entry.isdigit()}
+    stats = {pid: stat for pid, stat in stats.items() if stat}
+    total, family = 0, [root]
+    for pid in family:
+        if pid in stats:
+            total += stats[pid][1] + stats[pid][2]
+        family += [child for child, stat in stats.items() if stat[0] == pid]
+    return total / TICKS
+
+
+class Service(workloads.Workload):
+    """One run of a client program against a server. start(run, variant): a context manager that gives (process, port,
+    the server's environment, the file of summaries); client(port): its command line; rates(output): figures per second,
+    of which the first counts the requests that the server's CPU time is divided by."""
+
+    def __init__(self, key, title, seconds, start, client, rates):
+        super().__init__(key, title, seconds)
+        self.start, self.client, self.rates = start, client, rates
+
+    def run(self, run, variant):
+        with self.start(run, variant) as (server, port, environment, summaries):
+            before, began = cpu_seconds(server.pid), time.monotonic()
+            client = run.start(self.client(port), environment, "client")
+            out = run.finish(client, self.seconds + 60, "client")
+            elapsed = time.monotonic() - began
+            time.sleep(0.1)  # backends end behind their clients
+            used = cpu_seconds(server.pid) - before
+        figures = self.rates(out)
+        figures["server_cpu_us_per_request"] = 1e6 * used / (next(iter(figures.values())) * elapsed)
+        if not variant.lifts_to:
+            return figures, None
+        text = runner.read(summaries)
+        roles = {f"{entry['exe']} {pid}": pid for pid, entry in summary.parse(text).items()
+                 if entry.get("streams") and (entry.get("lifted") or {}).get(variant.lifts_to)}
+        proof = summary.prove(text, roles, variant.lifts_to)
+        if len(roles) < 2:
+            proof.faults.append("not both ends were lifted")
+        return figures, proof
+
+
+@contextlib.contextmanager
+def _served(run, variant, argv, port, folder=None, library=None, how=signal.SIGTERM):
+    folder = folder or tempfile.mkdtemp(dir=run.folder)
+    summaries = os.path.join(folder, f"summary-{time.monotonic_ns()}")
+    environment = runner.environment(variant, summaries)
+    if library and "LD_PRELOAD" in environment:
+        environment["LD_PRELOAD"] = library
+    server = run.start(argv, environment, "server")
+    try:
+        run.wait_for_port(server, port)
+        yield server, port, environment, summaries
+    finally:
+        server.send_signal(how)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            server.wait(timeout=10)
+        run.stop(server)
+
+
+# ---- redis ------------------------------------------------------------------------------------------------
+
+def _start_redis(run, variant):
+    port = run.free_port()
+    return _served(run, variant, ["redis-server", "--port", str(port), "--bind", run.address, "--save", "",
+                                  "--appendonly", "no", "--dir", run.folder], port)
+
+
+def _redis_rates(out):
+    rows = {row["test"]: float(row["rps"]) for row in csv.DictReader(io.StringIO(out))}
+    if set(rows) != {"GET", "SET"}:
+        raise runner.RunError("redis-benchmark gave " + runner.tail(out))
+    # Both have the same number of requests, one after the other.
+    both = 2 / (1 / rows["GET"] + 1 / rows["SET"])
+    return {"requests_per_s": both, "get_per_s": rows["GET"], "set_per_s": rows["SET"]}
+
+
+def redis(clients, seconds):
+    count = int((40_000 if clients == 1 else 150_000) * seconds / 2)
+    return Service(f"redis_{clients}", f"redis-benchmark, {clients} clients", seconds, _start_redis,
+                   lambda port: ["redis-benchmark", "-p", str(port), "-c", str(clients), "-n", str(count), "-t", "get,set",
+                                 "--csv"], _redis_rates)
+
+
+# ---- nginx ------------------------------------------------------------------------------------------------
+
+NGINX = shutil.which("nginx", path=os.environ.get("PATH", "") + ":/usr/sbin") or "nginx"
+NGINX_CONFIG = """
+daemon off;
+pid {folder}/nginx.pid;
+worker_processes 1;
+env LD_PRELOAD; env RSOCK_PATH; env RSOCK_SUMMARY; env RSOCK_SPIN_US;
+{user}
+events {{ worker_connections 1024; }}
+http {{
+  access_log off; sendfile on; keepalive_requests 100000000;
+  client_body_temp_path {folder}/b; proxy_temp_path {folder}/p; fastcgi_temp_path {folder}/f;
+  uwsgi_temp_path {folder}/u; scgi_temp_path {folder}/s;
+  server {{ listen {address}:{port}; root {folder}; }}
+}}
+"""
+
+
+def _start_nginx(run, variant):
+    port, folder = run.free_port(), tempfile.mkdtemp(dir=run.folder)
+    for name, size in (("1k", 1 << 10), ("1m", 1 << 20)):
+        with open(os.path.join(folder, name), "wb") as file:
+            file.write(os.urandom(size))
+    with open(os.path.join(folder, "nginx.conf"), "w", encoding="utf-8") as file:
+        file.write(NGINX_CONFIG.format(folder=folder, address=run.address, port=port,
+                                       user="user root;" if os.geteuid() == 0 else ""))
+    return _served(run, variant, [NGINX, "-e", os.path.join(folder, "error.log"), "-c", os.path.join(folder, "nginx.conf")],
+                   port, folder)
+
+
+def _wrk_rates(out):
+    found = re.search(r"Requests/sec:\s+([0-9.]+)", out)
+    if not found or "Socket errors" in out or "Non-2xx" in out:
+        raise runner.RunError("wrk: " + runner.tail(out))
+    return {"requests_per_s": float(found[1])}
+
+
+def nginx(name, label, clients, seconds):
+    return Service(f"nginx_{name}_{clients}", f"nginx, wrk, {label}, {clients} clients", seconds, _start_nginx,
+                   lambda port: ["wrk", "-t", "1", "-c", str(clients), "-d", f"{max(1, round(seconds))}s",
+                                 f"http://127.0.0.1:{port}/{name}"], _wrk_rates)
+
+
+# ---- PostgreSQL ---------------------------------------------------------------------------------------------
+
+BIN = max(glob.glob("/usr/lib/postgresql/*/bin"), default="/usr/lib/postgresql/15/bin",
+          key=lambda path: float(path.split("/")[-2]))
+# postgres refuses to be root.
+AS_USER = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"] if os.geteuid() == 0 else []
+_clusters = {}  # of a Runner: made once, used by every run
+
+
+def _cluster(run):
+    """A folder that the server's user may read, with a cluster of pgbench's tables, scale 10."""
+    if run in _clusters:
+        return _clusters[run]
+    os.chmod(run.folder, 0o755)
+    folder = tempfile.mkdtemp(dir=run.folder)
+    if AS_USER:
+        shutil.chown(folder, "postgres", "postgres")
+
+    def plainly(*argv):
+        done = subprocess.run([*AS_USER, *argv], capture_output=True, text=True, cwd=folder, check=False)
+        if done.returncode != 0:
+            raise runner.RunError(f"{argv[0]}: {runner.tail(done.stderr)}")
+
+    data = os.path.join(folder, "data")
+    plainly(f"{BIN}/initdb", "-D", data, "-A", "trust", "-U", "postgres", "--locale=C", "--no-sync")
+    with open(os.path.join(data, "postgresql.conf"), "a", encoding="utf-8") as config:
+        config.write(f"\nlisten_addresses = '{run.address}'\nunix_socket_directories = ''\nmax_connections = 250\n"
+                     "shared_buffers = 256MB\nfsync = off\nautovacuum = off\n")
+    port = run.free_port()
+    plainly(f"{BIN}/pg_ctl", "-D", data, "-o", f"-p {port}", "-w", "-l", os.path.join(folder, "log"), "start")
+    try:
+        plainly(f"{BIN}/pgbench", "-h", run.address, "-p", str(port), "-U", "postgres", "-i", "-s", "10", "-q", "postgres")
+    finally:
+        plainly(f"{BIN}/pg_ctl", "-D", data, "-m", "fast", "-w", "stop")
+    _clusters[run] = folder
+    return folder
+
+
+@contextlib.contextmanager
+def _start_postgres(run, variant):
+    folder, port, library = _cluster(run), run.free_port(), None
+    if "LD_PRELOAD" in variant.env:
+        library = os.path.join(folder, "librsock.so")
+        shutil.copy(variant.env["LD_PRELOAD"], library)
+    argv = [*AS_USER, f"{BIN}/postgres", "-D", os.path.join(folder, "data"), "-p", str(port)]
+    # SIGINT: "fast" shutdown, as pg_ctl does.
+    with _served(run, variant, argv, port, folder, library, signal.SIGINT) as started:
+        pidfile = os.path.join(folder, "data", "postmaster.pid")
+        limit = time.monotonic() + 20
+        while time.monotonic() < limit and runner.read(pidfile).split()[-1:] != ["ready"]:
+            time.sleep(0.01)
+        yield started
+
+
+def _pgbench_rates(out):
+    found = re.search(r"tps = ([0-9.]+)", out)
+    if not found:
+        raise runner.RunError("pgbench: " + runner.tail(out))
+    return {"requests_per_s": float(found[1])}
+
+
+def pgbench(clients, seconds):
+    return Service(f"pgbench_{clients}", f"pgbench -S, {clients} clients", seconds, _start_postgres,
+                   lambda port: [f"{BIN}/pgbench", "-h", "127.0.0.1", "-p", str(port), "-U", "postgres", "-n", "-S", "-c",
+                                 str(clients), "-j", "1", "-T", str(max(1, round(seconds))), "postgres"], _pgbench_rates)
+
+
+# ---- the list -------------------------------------------------------------------------------------------------
+
+def make(options):
+    library = os.path.abspath(os.path.join(options.build_dir, "librsock.so"))
+    plain = runner.Variant.plain("plain")
+    shm = runner.Variant.shim(library, "shm")
+    seconds = 1 if options.quick else 2
+    result = []
+
+    def add(key, title, load, target):
+        needs = [(load, plain), (load, shm)]
+        result.append(Figure(f"service_{key}", f"{title}, against TCP", target, "x", needs, ratio("requests_per_s")))
+        result.append(Figure(f"service_cpu_{key}", f"{title}: server CPU a request, TCP's against ours", 1, "x", needs,
+                             ratio("server_cpu_us_per_request", "lower")))
+
+    for n in CLIENTS:
+        add(f"redis_{n}", f"redis-benchmark GET and SET, {n} clients", redis(n, seconds), 1.5 if n == 50 else 1)
+    for n in CLIENTS:
+        add(f"pgbench_{n}", f"pgbench -S, {n} clients", pgbench(n, seconds), 1.2 if n == 10 else 1)
+    for n in CLIENTS:
+        add(f"nginx_1k_{n}", f"nginx, wrk, 1 KiB keep-alive, {n} clients", nginx("1k", "1 KiB", n, seconds),
+            1.3 if n == 50 else 1)
+    for n in CLIENTS:
+        add(f"nginx_1m_{n}", f"nginx, wrk, 1 MiB, {n} clients", nginx("1m", "1 MiB", n, seconds), 2 if n == 10 else 1)
+    return result
