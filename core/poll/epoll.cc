@@ -51,7 +51,9 @@ int translate(Instance& in, epoll_event* events, int n, int max, bool collect) n
   {
     MutexLock lock(in.mutex);
     kept = in.sort_locked(events, n);
-    if (collect && !in.ready.empty() && kept < max) kept += in.collect_locked(events, kept, max);
+    if (collect && !in.ready.empty() && kept < max) {
+      kept += in.collect_locked(events, kept, max, false);
+    }
     others = in.others_have_to_look_locked();
   }
   in.tell_robbed();
@@ -74,32 +76,51 @@ int merge(epoll_event* events, int ours, int kernels) noexcept {
   return n;
 }
 
-/// Spins while recent waits ended soon: looks at the rings of a handful of streams without a system
-/// call.
+bool has_news(const Item& item) noexcept {
+  if (item.disabled) return false;
+  Stream& s = *item.stream;
+  MutexLock rx(s.rx.mutex);
+  return s.channel && s.channel->rx_available() != 0 &&
+         ((item.user.events & EPOLLET) == 0 ||
+          s.channel->rx_published() + s.received[0].load(std::memory_order_relaxed) !=
+              item.seen_published);
+}
+
+/// A handful of streams is looked at, whatever they did last; of more, those that are not armed.
+/// True: something came. `few`: see spin().
+bool look_for_news(Instance& in, bool few) noexcept {
+  MutexLock lock(in.mutex);
+  bool found = false;
+  if (few) {
+    for (Item& item : in.managed_items) {
+      if (!has_news(item)) continue;
+      in.make_ready_locked(item, false);
+      found = true;
+    }
+    return found;
+  }
+  for (const Item& item : in.ready) found = found || has_news(item);
+  return found;
+}
+
+/// Spins while recent waits ended soon: looks at rings without a system call. What rings meanwhile
+/// is heard afterwards, so with many streams only while the greater part of them needs no ring.
 bool spin(Instance& in) noexcept {
+  constexpr int kFew = 8;
+  constexpr size_t kMost = 64;
   const int managed = in.managed_count.load(std::memory_order_acquire);
-  if (managed == 0 || managed > 8) return false;
+  const bool few = managed <= kFew;
+  if (managed == 0) return false;
+  if (!few) {
+    MutexLock lock(in.mutex);
+    const size_t warm = in.ready.size();
+    if (warm > kMost || 2 * warm < static_cast<size_t>(managed)) return false;
+  }
   stream::SpinBudget budget(thread_spin());
   while (budget.more()) {
-    {
-      MutexLock lock(in.mutex);
-      bool found = false;
-      for (Item& item : in.managed_items) {
-        if (item.disabled) continue;
-        Stream& s = *item.stream;
-        MutexLock rx(s.rx.mutex);
-        if (s.channel && s.channel->rx_available() != 0 &&
-            ((item.user.events & EPOLLET) == 0 ||
-             s.channel->rx_published() + s.received[0].load(std::memory_order_relaxed) !=
-                 item.seen_published)) {
-          in.make_ready_locked(item, false);
-          found = true;
-        }
-      }
-      if (found) {
-        budget.hit();
-        return true;
-      }
+    if (look_for_news(in, few)) {
+      budget.hit();
+      return true;
     }
     for (int i = 0; i < 8; ++i) cpu_relax();
   }
@@ -128,7 +149,7 @@ long wait_managed(Instance& in, int epfd, epoll_event* events, int max, const De
         if (got) n = in.sort_locked(events, *got);
         asked_kernel = true;
       }
-      n += in.collect_locked(events, n, max);
+      n += in.collect_locked(events, n, max, spun && !immediate);
       if (n == max) in.kernel_first = true;
       // Under the lock in which nothing was ready: whoever leaves something behind sees us.
       if (n == 0 && spun && !immediate) asleep.begin();

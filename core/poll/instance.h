@@ -19,7 +19,9 @@
 //  1. An item in `ready` is to be looked at by the next wait. A managed, enabled item that is not
 //  in `ready` is
 //     armed: the next byte, room or local change rings for it.
-//  2. A level-triggered item leaves `ready` only by a look that finds nothing after arming.
+//  2. A level-triggered item leaves `ready` only by a look that finds nothing after arming. One that
+//  had news lately stays for some fruitless looks, not armed (*warm*): a busy thread finds the next
+//  bytes itself, and their sender makes no system call to tell it. Whoever goes to sleep arms all.
 //  3. An edge-triggered item is reported when something is new since its last report: more bytes
 //  published
 //     than then, room after a sender was told to wait, or a local change.
@@ -67,6 +69,7 @@ class Item final : public stream::Watcher, public ReadyListHook, public ItemList
   bool tx_by_kernel = true;
   uint32_t kernel_said = 0;  // EPOLLET: the TCP descriptor's edges since then
   bool linked_ready = false;
+  uint8_t misses = 0;  // looks that found nothing since the last report
   int doorbell = -1;
   // Who hears of the doorbell's rings: this item, another one of the same stream, or nobody.
   bool owns_doorbell = false;
@@ -149,8 +152,10 @@ class Instance {
   void forget_locked(Item& item, bool registered) noexcept RSOCK_REQUIRES(mutex);
   void make_ready_locked(Item& item, bool local) noexcept RSOCK_REQUIRES(mutex);
   /// Looks at the ready items, fills events[have, max). Returns how many it added; what stands in
-  /// events[0, have) was given by the kernel in this call.
-  int collect_locked(epoll_event* events, int have, int max) noexcept RSOCK_REQUIRES(mutex);
+  /// events[0, have) was given by the kernel in this call. `arm`: the caller sleeps next if there is
+  /// nothing, so nothing may stay in `ready` then.
+  int collect_locked(epoll_event* events, int have, int max, bool arm) noexcept
+      RSOCK_REQUIRES(mutex);
   /// Something is ready, or was left unarmed, and a thread sleeps: ring() once the mutex is free.
   bool others_have_to_look_locked() const noexcept RSOCK_REQUIRES(mutex) {
     // seq_cst: see epoll_wait().
@@ -176,7 +181,10 @@ class Instance {
   void drop_doorbell_locked(Item& item) noexcept RSOCK_REQUIRES(mutex);
   void leave_channel_locked(Item& item) noexcept RSOCK_REQUIRES(mutex);
   void drain_and_arm_locked(Item& item) noexcept RSOCK_REQUIRES(mutex);
-  bool look_locked(Item& item, epoll_event* out) noexcept RSOCK_REQUIRES(mutex);
+  bool look_locked(Item& item, bool arm, epoll_event* out) noexcept RSOCK_REQUIRES(mutex);
+  bool may_be_warm_locked(const Item& item, size_t others) const noexcept RSOCK_REQUIRES(mutex);
+  int look_at_all_locked(epoll_event* events, int have, int max, bool arm) noexcept
+      RSOCK_REQUIRES(mutex);
   bool rests_after_edge_locked(Item& item) noexcept RSOCK_REQUIRES(mutex);
   struct Arrivals {
     uint64_t count = 0;      // bytes that had come, by whatever path

@@ -62,6 +62,7 @@ Item* acquire_locked() noexcept RSOCK_REQUIRES(g_mutex) {
 void release_locked(Item& item) noexcept RSOCK_REQUIRES(g_mutex) {
   item.instance = nullptr;
   item.stream = nullptr;
+  item.misses = 0;
   item.managed = item.disabled = item.fresh = item.local_news = item.linked_ready = false;
   item.doorbell = item.fd = -1;
   item.owns_doorbell = item.shares_doorbell = item.deaf = false;

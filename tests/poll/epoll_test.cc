@@ -53,6 +53,42 @@ TEST_P(EpollStreams, WhileOneThreadIsBusyTheNextBytesWakeTheOther) {
   }
 }
 
+std::atomic<int> doorbell_rings{0};
+long count_rings(long nr, long a, long b, long c, long d, long e, long f) noexcept {
+  if (nr == SYS_sendto && c == 1) doorbell_rings.fetch_add(1);  // a ring is one byte
+  return raw_syscall(nr, a, b, c, d, e, f);
+}
+
+/// A thread that finds something in each wait looks at what was busy lately by itself: its peers
+/// need not ring. One that sleeps is rung for.
+TEST_P(EpollStreams, ABusyThreadIsNotRungFor) {
+  Epoll epoll;
+  Connection c = Connection::make();
+  Connection d = Connection::make();
+  for (const Connection* each : {&c, &d}) {
+    ASSERT_EQ(epoll.control(EPOLL_CTL_ADD, each->right, EPOLLIN), 0);
+    ASSERT_TRUE(ping_until_lifted(*each));
+  }
+  char byte;
+  const auto serve = [&](const Connection& from) {
+    ASSERT_EQ(do_send(from.left, "a", 1), 1);
+    ASSERT_EQ(epoll.wait_for(from.right, 10'000), EPOLLIN);
+    ASSERT_EQ(do_recv(from.right, &byte, 1), 1);
+  };
+  for (int i = 0; i < 3; ++i) serve(c), serve(d);
+  const OtherDoor counting(&count_rings);
+  doorbell_rings = 0;
+  for (int i = 0; i < 10; ++i) serve(c), serve(d);
+  EXPECT_EQ(doorbell_rings.load(), 0);
+  for (int i = 0; i < 50; ++i) serve(c);  // d cools down
+  serve(d);
+  EXPECT_EQ(doorbell_rings.load(), 1);
+  EXPECT_EQ(epoll.wait_for(c.right, 20), 0u);  // sleeps
+  serve(c);
+  serve(d);
+  EXPECT_EQ(doorbell_rings.load(), 3);
+}
+
 /// A thread serves the connection, alone because ONESHOT says so, when the channel comes.
 TEST_P(EpollStreams, AOneshotThatWasSpentOnTcpStaysSpentThroughTheLift) {
   Epoll epoll;
