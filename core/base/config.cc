@@ -156,6 +156,8 @@ void set_ring_bytes(const Source& s) noexcept {
   g_config.ring_bytes = v;
 }
 
+void set_shm_idle_s(const Source& s) noexcept { set_count(s, 0, 1'000'000, g_config.shm_idle_s); }
+
 void set_rdma_streams(const Source& s) noexcept {
   set_count(s, 0, 1'000'000, g_config.rdma_streams);
 }
@@ -188,6 +190,7 @@ constexpr Key kKeys[] = {
     {"RSOCK_SPIN_US", set_spin_us},
     {"RSOCK_RING_BYTES", set_ring_bytes},
     {"RSOCK_KEY_FILE", set_key_file},
+    {"RSOCK_SHM_IDLE_S", set_shm_idle_s},
     {"RSOCK_RDMA_STREAMS", set_rdma_streams},
     {"RSOCK_RDMA_IDLE_S", set_rdma_idle_s},
     {"RSOCK_RDMA_IMMEDIATE", set_rdma_immediate},

@@ -30,6 +30,7 @@ struct Config {
       0;  // RSOCK_RING_BYTES: each direction; a power of two, 64 KiB to 64 MiB. 0: not given
   const char* key_file = nullptr;  // RSOCK_KEY_FILE: the file holds the shared key
   uint32_t rdma_streams = 0;       // RSOCK_RDMA_STREAMS: most on queue pairs; 0: as the device can
+  uint32_t shm_idle_s = 60;        // RSOCK_SHM_IDLE_S: give the rings back after; 0: never
   uint32_t rdma_idle_s = 60;       // RSOCK_RDMA_IDLE_S: give the queue pair back after; 0: never
   bool rdma_immediate = true;      // RSOCK_RDMA_IMMEDIATE; false: WRITE, then SEND, as on iWARP
 };

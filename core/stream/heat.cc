@@ -144,6 +144,33 @@ uint64_t run_heat_timer(uint64_t now) noexcept {
   return h.next != 0 ? h.next : UINT64_MAX;
 }
 
+uint64_t run_idle_timer(uint64_t now) noexcept {
+  KeeperInside& in = inside();
+  const uint64_t idle_ns = uint64_t{config().shm_idle_s} * kSecondNs;
+  if (idle_ns == 0 || in.attached.empty()) return UINT64_MAX;
+  const uint64_t next = now + std::max<uint64_t>(kTickNs, idle_ns / 4);
+  if (in.idle_at == 0) in.idle_at = next;
+  if (now < in.idle_at) return in.idle_at;
+  bool any = false;
+  for (size_t i = 0; i < in.attached.size(); ++i) {
+    Attached& a = in.attached[i];
+    Stream& s = *a.stream;
+    if (s.channel_nonce != a.nonce || !s.has_channel.load(std::memory_order_acquire)) continue;
+    if (s.peer_kick.size == 0) continue;  // on a queue pair
+    any = true;
+    const uint64_t bytes = bytes_of(s);
+    if (a.last_ns == 0 || bytes != a.bytes) {
+      a.bytes = bytes;
+      a.last_ns = now;
+    } else if (now - a.last_ns >= idle_ns) {
+      a.last_ns = now;  // once: what remains to be done goes on by itself
+      set_down(s, "idle");
+    }
+  }
+  in.idle_at = any ? next : UINT64_MAX;
+  return in.idle_at;
+}
+
 void forget_heat() noexcept { g_heat = nullptr; }  // not freed: malloc may be locked for ever
 
 }  // namespace rsock::stream

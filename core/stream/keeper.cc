@@ -171,6 +171,7 @@ void remember_attached(Stream& s, uint64_t nonce) noexcept {
            !a.stream->has_channel.load(std::memory_order_acquire);
   });
   in.attached.push_back(Attached{&s, nonce});
+  if (in.idle_at == UINT64_MAX) in.idle_at = 0;
   // The peer's READY comes with a kick. The queue of kicks is short (net.unix.max_dgram_qlen), and
   // channels come in crowds; a direction without traffic would never find out.
   in.settle_until = monotonic_ns() + kSettleNs;

@@ -43,6 +43,8 @@ struct KeeperState {
 struct Attached {
   Stream* stream;
   uint64_t nonce;
+  uint64_t bytes = 0;    // that it had moved when the idle timer last saw a change, ...
+  uint64_t last_ns = 0;  // ... and when that was; 0: never looked at
 };
 /// A stream about which something is to be done at a time, if it is still the same.
 struct Due {
@@ -70,6 +72,7 @@ struct KeeperInside {
   std::vector<Due> strict;
   std::vector<Due> later;     // a heap
   uint64_t tidy_at = 0;       // 0: nothing to tidy
+  uint64_t idle_at = 0;       // 0: not planned; UINT64_MAX: nothing is on shared memory
   uint64_t settle_until = 0;  // channels are new: their kicks may have been lost
   int tidy_rounds = 0;
   bool loading = false;  // the keeper opens libraries, without the mutex

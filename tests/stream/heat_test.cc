@@ -31,12 +31,17 @@ Stream& stream_of(int fd) { return *FdTable::stream(fd); }
 
 /// A connection whose own end is on a queue pair; the other end is too, but no stream that counts.
 struct Lifted {
-  explicit Lifted(uint64_t nonce) : c(Connection::make()) {
+  explicit Lifted(uint64_t nonce, transport::PathKind kind = transport::PathKind::kRdma)
+      : c(Connection::make()) {
     transport::FakeOptions options;
-    options.kind = transport::PathKind::kRdma;
+    options.kind = kind;
     pair = std::move(*transport::make_fake_pair(options));
     attach(c.left, std::move(pair.caller), nonce);
     attach(c.right, std::move(pair.callee), nonce + 1);
+    // Whoever shares memory with us can be kicked.
+    if (kind == transport::PathKind::kShm) {
+      stream_of(c.left).peer_kick = wire::keeper_name(nonce, nonce);
+    }
     stream::remember_attached(stream_of(c.left), nonce);
     turn();
     move(1);
@@ -125,6 +130,32 @@ TEST_F(Heat, AStreamThatMovesNothingIsSetDownAfterTheIdleTime) {
   EXPECT_FALSE(a.on_channel()) << "the queue pair is given back";
   EXPECT_TRUE(echoes(a.c.left, a.c.right, 100'000));
   EXPECT_NE(summary_.line().find("\"set_down_for\":{\"idle\":1}"), std::string::npos);
+}
+
+TEST_F(Heat, MemoryOfAnIdleRingIsGivenBackToo) {
+  stream::inside().idle_at = 0;
+  Lifted idle(1, transport::PathKind::kShm);
+  Lifted busy(3, transport::PathKind::kShm);
+  EXPECT_EQ(look(), UINT64_MAX) << "no queue pair to give back";
+  uint64_t due = stream::run_idle_timer(now_);
+  for (uint64_t second = 15; second < kIdleSeconds + 15; second += 15) {
+    EXPECT_EQ(due, now_ + 15 * kSecond);
+    now_ = due;
+    busy.move(1);
+    due = stream::run_idle_timer(now_);
+    ASSERT_EQ(idle.down(), "") << "after " << second << " s";
+  }
+  now_ = due;
+  busy.move(1);
+  due = stream::run_idle_timer(now_);
+  EXPECT_EQ(idle.down(), "idle");
+  EXPECT_FALSE(idle.on_channel());
+  EXPECT_EQ(busy.down(), "");
+  EXPECT_TRUE(busy.on_channel());
+  EXPECT_TRUE(echoes(idle.c.left, idle.c.right, 100'000));
+  stream::set_down(stream_of(busy.c.left), "test");
+  EXPECT_EQ(busy.down(), "test");
+  EXPECT_EQ(stream::run_idle_timer(due), UINT64_MAX) << "an idle process sleeps";
 }
 
 TEST_F(Heat, AByteNowAndThenKeepsIt) {
