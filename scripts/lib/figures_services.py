@@ -229,6 +229,82 @@ def pgbench(clients, seconds):
                                  str(clients), "-j", "1", "-T", str(max(1, round(seconds))), "postgres"], _pgbench_rates)
 
 
+# ---- who does nothing -------------------------------------------------------------------------------------------
+
+IDLER = """
+import socket, sys, time
+streams = [socket.create_connection(("127.0.0.1", int(sys.argv[1]))) for _ in range(50)]
+for _ in range(60):
+    for stream in streams:
+        stream.sendall(b"PING\\r\\n")
+        assert stream.recv(100) == b"+PONG\\r\\n"
+print("ready", flush=True)
+sys.stdin.read(1)
+"""
+
+
+class Idle(workloads.Workload):
+    """redis and 50 lifted connections that are silent: CPU time of both processes, their switches of threads."""
+
+    def run(self, run, variant):
+        with _start_redis(run, variant) as (server, port, environment, summaries):
+            client = run.start(["/usr/bin/python3", "-c", IDLER, str(port)], environment, "client", stdin=subprocess.PIPE)
+            limit = time.monotonic() + 30
+            while "ready" not in runner.read(client.base + ".stdout") and time.monotonic() < limit:
+                time.sleep(0.05)
+            time.sleep(1)  # what has just ended is over
+            before, switches = [cpu_seconds(p.pid) for p in (server, client)], self._switches(server, client)
+            time.sleep(self.seconds)
+            used = [cpu_seconds(p.pid) - b for p, b in zip((server, client), before)]
+            switches = self._switches(server, client) - switches
+            client.stdin.close()
+            run.finish(client, 10, "client")
+        proof = None
+        if variant.lifts_to:
+            proof = summary.prove(runner.read(summaries), {"server": server.pid, "client": client.pid}, variant.lifts_to)
+        return {"cpu_ms_per_s": 1e3 * sum(used) / self.seconds, "switches_per_s": switches / self.seconds}, proof
+
+    @staticmethod
+    def _switches(*processes):
+        total = 0
+        for process in processes:
+            for status in glob.glob(f"/proc/{process.pid}/task/*/status"):
+                total += sum(map(int, re.findall(r"voluntary_ctxt_switches:\s+(\d+)", runner.read(status))))
+        return total
+
+
+class IdleMemory(workloads.Workload):
+    """KiB a connection and end: what 2,000 connections that said little take beyond what 100 take (proportional set
+    size)."""
+
+    def __init__(self, key, title, bench):
+        super().__init__(key, title, 6)
+        self.program = os.path.join(bench, "many")
+
+    def run(self, run, variant):
+        few, many = (self._pss(run, variant, count) for count in (100, 2000))
+        return {"kib_per_connection": (many - few) / 1900 / 2}, None
+
+    def _pss(self, run, variant, count):
+        port = run.free_port()
+        environment = runner.environment(variant, os.path.join(run.folder, "idle-summary"))
+        server = run.start([self.program, "server", "--port", str(port), "--bind", run.address], environment, "server")
+        try:
+            run.wait_for_port(server, port)
+            client = run.start([self.program, "client", "--port", str(port), "--host", run.address, "--connections",
+                                str(count), "--hot", "1", "--rounds", "5", "--settle", "1", "--seconds", "3"],
+                               environment, "client")
+            limit = time.monotonic() + 30
+            while "steady" not in runner.read(client.base + ".stderr") and time.monotonic() < limit:
+                time.sleep(0.02)
+            total = sum(int(re.search(r"^Pss:\s+(\d+)", runner.read(f"/proc/{p.pid}/smaps_rollup"), re.M)[1])
+                        for p in (server, client))
+            run.finish(client, 20, "client")
+        finally:
+            run.stop(server)
+        return total
+
+
 # ---- the list -------------------------------------------------------------------------------------------------
 
 def make(options):
@@ -253,4 +329,13 @@ def make(options):
             1.3 if n == 50 else 1)
     for n in CLIENTS:
         add(f"nginx_1m_{n}", f"nginx, wrk, 1 MiB, {n} clients", nginx("1m", "1 MiB", n, seconds), 2 if n == 10 else 1)
+    idle = Idle("idle", "50 silent streams to redis", 5)
+    result.append(Figure("service_idle_cpu", "redis and 50 lifted streams, all silent: CPU, both ends", 0, "ms/s",
+                         [(idle, plain), (idle, shm)], lambda m: max(0, m[1]["cpu_ms_per_s"] - m[0]["cpu_ms_per_s"])))
+    memory = IdleMemory("idle_memory", "2,000 idle connections", os.path.join(options.build_dir, "bench"))
+    unlifted = runner.Variant.shim(library, "shm", "shm, few calls")
+    unlifted.lifts_to = None
+    result.append(Figure("service_idle_memory", "an idle connection, beyond the kernel's, each end", 1, "KiB",
+                         [(memory, plain), (memory, unlifted)],
+                         lambda m: m[1]["kib_per_connection"] - m[0]["kib_per_connection"]))
     return result

@@ -177,10 +177,10 @@ class Runner:
             self._stop(process)
         return Result(out, "", {}, "").client_json()
 
-    def start(self, argv, env, role):
+    def start(self, argv, env, role, stdin=subprocess.DEVNULL):
         """One more process, for who needs more than a pair: finish() or stop() it."""
         self._count += 1
-        return self._start(argv, env, os.path.join(self.folder, f"{self._count}.{role}"))
+        return self._start(argv, env, os.path.join(self.folder, f"{self._count}.{role}"), stdin)
 
     def finish(self, process, seconds, role):
         """Its output, once it has ended."""
@@ -197,11 +197,11 @@ class Runner:
 
     # ---- processes ------------------------------------------------------------------------------
 
-    def _start(self, argv, env, base):
+    def _start(self, argv, env, base, stdin=subprocess.DEVNULL):
         with open(base + ".stdout", "wb") as out, open(base + ".stderr", "wb") as err:
             try:
                 process = subprocess.Popen(
-                    argv, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=env,
+                    argv, stdin=stdin, stdout=out, stderr=err, env=env,
                     preexec_fn=_in_child)
             except OSError as error:
                 raise RunError(f"{argv[0]}: {error.strerror}") from None
