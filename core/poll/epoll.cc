@@ -50,6 +50,7 @@ int translate(Instance& in, epoll_event* events, int n, int max, bool collect) n
   bool others = false;
   {
     MutexLock lock(in.mutex);
+    in.rouse_locked();
     kept = in.sort_locked(events, n);
     if (collect && !in.ready.empty() && kept < max) {
       kept += in.collect_locked(events, kept, max, false);
@@ -196,7 +197,7 @@ void unlink_from(Stream& s, void* arg) noexcept {
     if (!w.survives_fork()) continue;
     auto& item = static_cast<Item&>(w);
     if (item.instance != &in) continue;
-    s.watchers.erase(s.watchers.iterator_to(w));
+    stream::unlink_watcher_locked(s, w);
     in.forget_locked(item, false);
   }
 }

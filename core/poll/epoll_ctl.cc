@@ -63,19 +63,36 @@ void link_locked(Instance& in, Stream& s, int fd, const epoll_event& event, Item
   item.stream = &s;
   item.fd = fd;
   item.user = event;
-  s.watchers.push_back(item);
+  stream::link_watcher_locked(s, item);
 }
 
 bool has_doorbell(const Stream& s) noexcept {
   return s.doorbell_fd.load(std::memory_order_acquire) >= 0;
 }
 
+/// The item of (instance, fd), if it was deleted and is kept, is the program's again.
+bool unpark_locked(Instance& in, Stream& s, int fd, const epoll_event& event) noexcept
+    RSOCK_REQUIRES(s.watch_mutex, in.mutex) {
+  Item* item = find_item_locked(s, in, fd);
+  if (item == nullptr || !item->parked || !is_still_locked(s, fd)) return false;
+  item->parked = item->disabled = false;
+  item->user = event;
+  item->misses = 0;
+  in.modified_locked(*item);
+  return true;
+}
+
 long add_stream(Instance& in, Stream& s, int fd, const epoll_event& event) {
+  MutexLock watch(s.watch_mutex);
+  if (s.watching.load(std::memory_order_relaxed) != 0) {
+    evict_parked_locked(s, &in);
+    MutexLock lock(in.mutex);
+    if (acceptable(EPOLL_CTL_ADD, event.events, 0) && unpark_locked(in, s, fd, event)) return 0;
+  }
   Item* item = acquire_item();
   if (item == nullptr) return -ENOMEM;
   // The kernel's registration, the item and the stream's channel change together under these locks:
   // a channel that is attached meanwhile waits in path_changed().
-  MutexLock watch(s.watch_mutex);
   MutexLock lock(in.mutex);
   const bool lifted = has_doorbell(s);
   item->user = event;
@@ -125,6 +142,7 @@ long modify_stream(Instance& in, Stream& s, int fd, const epoll_event& event) {
     }
     return r;
   }
+  if (item->parked) return -ENOENT;
   if (!acceptable(EPOLL_CTL_MOD, event.events, item->user.events)) return -EINVAL;
   item->user = event;
   item->disabled = false;
@@ -136,9 +154,11 @@ long remove_stream(Instance& in, Stream& s, int fd, KernelCall kernel) {
   MutexLock watch(s.watch_mutex);
   MutexLock lock(in.mutex);
   Item* item = find_item_locked(s, in, fd);
+  if (item != nullptr && item->parked) return -ENOENT;
+  if (item != nullptr && in.park_locked(*item)) return 0;
   const long r = kernel();
   if (r != 0 || item == nullptr) return r;
-  s.watchers.erase(s.watchers.iterator_to(*item));
+  stream::unlink_watcher_locked(s, *item);
   in.forget_locked(*item, false);
   return r;
 }
@@ -192,7 +212,8 @@ void collect_members(Stream& s, void* arg) noexcept {
   auto& members = *static_cast<Members*>(arg);
   MutexLock watch(s.watch_mutex);
   for (stream::Watcher& w : s.watchers) {
-    if (w.survives_fork() && static_cast<Item&>(w).instance == members.instance) {
+    if (w.survives_fork() && static_cast<Item&>(w).instance == members.instance &&
+        !static_cast<Item&>(w).parked) {
       members.fds.push_back(static_cast<Item&>(w).fd);
     }
   }
@@ -220,10 +241,10 @@ void leave_to_kernel(Stream& s, int fd) noexcept {
       stream::Watcher& w = *it++;
       if (!w.survives_fork() || static_cast<Item&>(w).fd != fd) continue;
       auto& item = static_cast<Item&>(w);
-      found = true;
-      s.watchers.erase(s.watchers.iterator_to(w));
+      stream::unlink_watcher_locked(s, w);
       Instance& in = *item.instance;
       MutexLock lock(in.mutex);
+      found = found || !item.parked;
       in.forget_locked(item, true);
     }
   }

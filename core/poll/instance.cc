@@ -16,8 +16,34 @@ void Instance::ring() noexcept {
 void Instance::make_ready_locked(Item& item, bool local) noexcept {
   if (local) item.local_news = true;
   if (item.linked_ready) return;
+  unlink_locked(item);
   ready.push_back(item);
   item.linked_ready = true;
+}
+
+void Instance::unlink_locked(Item& item) noexcept {
+  if (std::exchange(item.linked_ready, false)) ready.erase(ready.iterator_to(item));
+  if (std::exchange(item.linked_drowsy, false)) drowsy.erase(drowsy.iterator_to(item));
+}
+
+/// Most of what a thread arms when it goes to sleep would ring for one that is awake: the first ring
+/// woke it, and each of the others costs its sender a system call.
+void Instance::rouse_locked() noexcept {
+  while (!drowsy.empty()) {
+    Item& item = drowsy.front();
+    unlink_locked(item);
+    if (++item.misses >= kMostMisses || sleepers.load(std::memory_order_seq_cst) > 0) continue;
+    // The bit is one for all of this process that sleep on this stream's doorbell.
+    stream::Stream& s = *item.stream;
+    if (s.watching.load(std::memory_order_seq_cst) != 1) continue;
+    const std::shared_ptr<stream::Channel> channel = stream::channel_of(s);
+    if (!channel || !channel->rx_disarm()) continue;
+    make_ready_locked(item, false);
+    if (s.watching.load(std::memory_order_seq_cst) == 1) continue;
+    // One came in between, and may have armed before us: as if its ring had been taken away.
+    channel->rx_arm(transport::Sleep::kDoorbell);
+    if (robbed_count_ < kMaxRobbed) robbed_[robbed_count_++] = &item;
+  }
 }
 
 uint32_t Instance::events_now(Item& item) noexcept {
@@ -75,7 +101,14 @@ void Instance::drain_and_arm_locked(Item& item) noexcept {
     armed.store(0, std::memory_order_relaxed);
     if (channel->drain_wait_fd()) robbed_[robbed_count_++] = &item;
   }
-  stream::arm_for_poll(*channel, static_cast<short>(item.user.events & kInterest));
+  auto interest = static_cast<short>(item.user.events & kInterest);
+  // An edge for room comes to who was told to wait only, and a sender that is told so later arms
+  // for it by itself (send_managed()).
+  if ((item.user.events & EPOLLET) != 0 &&
+      !item.stream->tx_nospace.load(std::memory_order_seq_cst)) {
+    interest = static_cast<short>(interest & ~(POLLOUT | POLLWRNORM | POLLWRBAND));
+  }
+  stream::arm_for_poll(*channel, interest);
 }
 
 void Instance::modified_locked(Item& item) noexcept {
@@ -143,7 +176,6 @@ static bool is_among(const Item& item, const epoll_event* events, int have) noex
 /// looks in vain as a ring would have cost. Not where other threads sleep on this instance: what is
 /// left unarmed would have to be theirs to look at.
 bool Instance::may_be_warm_locked(const Item& item, size_t others) const noexcept {
-  constexpr uint8_t kMostMisses = 32;
   constexpr size_t kMostWarm = 256;
   stream::Stream& s = *item.stream;
   return item.misses < kMostMisses && others <= kMostWarm &&
@@ -170,11 +202,14 @@ int Instance::look_at_all_locked(epoll_event* events, int have, int max, bool ar
       make_ready_locked(item, false);
       continue;
     }
-    const bool warm = !arm && may_be_warm_locked(item, all);
-    if (!look_locked(item, !warm, &events[n])) {
-      if (warm) {
+    const bool warm = may_be_warm_locked(item, all);
+    if (!look_locked(item, arm || !warm, &events[n])) {
+      if (warm && !arm) {
         ++item.misses;
         make_ready_locked(item, false);
+      } else if (warm && !item.linked_ready) {
+        drowsy.push_back(item);
+        item.linked_drowsy = true;
       }
       continue;
     }

@@ -21,8 +21,12 @@
 //     armed: the next byte, room or local change rings for it.
 //  2. A level-triggered item leaves `ready` only by a look that finds nothing after arming. One that
 //  had news lately stays for some fruitless looks, not armed (*warm*): a busy thread finds the next
-//  bytes itself, and their sender makes no system call to tell it. Whoever goes to sleep arms all.
-//  3. An edge-triggered item is reported when something is new since its last report: more bytes
+//  bytes itself, and their sender makes no system call to tell it. Whoever goes to sleep arms all;
+//  those then lie in `drowsy`, and whoever wakes takes the arming back.
+//  3. A managed item that the program deleted may stay, *parked*: disabled, and absent to the
+//  program, until it is added again (some programs do both around each wait, and each would cost the
+//  kernel five calls), waits elsewhere, or loses its channel.
+//  4. An edge-triggered item is reported when something is new since its last report: more bytes
 //  published
 //     than then, room after a sender was told to wait, or a local change.
 #pragma once
@@ -62,13 +66,15 @@ class Item final : public stream::Watcher, public ReadyListHook, public ItemList
   epoll_event user{};   // what the program registered
   uint16_t arming = 0;  // of EPOLLONESHOT on TCP; goes on when the item is another's
   bool managed = false;
-  bool disabled = false;     // EPOLLONESHOT, reported
+  bool disabled = false;     // EPOLLONESHOT, reported; or
+  bool parked = false;       // ... deleted by the program, and kept
   bool fresh = false;        // added or modified by the program: whatever holds is news
   bool local_news = false;   // an edge for EPOLLET that no word shows
   bool rx_by_kernel = true;  // EPOLLET: who carried the directions at the last report
   bool tx_by_kernel = true;
   uint32_t kernel_said = 0;  // EPOLLET: the TCP descriptor's edges since then
-  bool linked_ready = false;
+  bool linked_ready = false;   // in `ready` or, if
+  bool linked_drowsy = false;  // ... not, in `drowsy`
   uint8_t misses = 0;  // looks that found nothing since the last report
   int doorbell = -1;
   // Who hears of the doorbell's rings: this item, another one of the same stream, or nobody.
@@ -125,6 +131,7 @@ class Instance {
   /// something there while others sleep rings for one of them, as ep_done_scan() does.
   std::atomic<int> sleepers{0};
   ReadyList ready;
+  ReadyList drowsy;  // warm items that are armed because a thread went to sleep
   ItemList managed_items;
   bool kernel_first RSOCK_GUARDED_BY(mutex) =
       false;  // fairness: our items filled the last answer alone
@@ -147,10 +154,16 @@ class Instance {
   epoll_event plain_locked(Item& item) noexcept RSOCK_REQUIRES(mutex);
   /// The program has modified a managed item.
   void modified_locked(Item& item) noexcept RSOCK_REQUIRES(mutex);
+  /// The program deleted a managed item. False: this one can't be kept.
+  bool park_locked(Item& item) noexcept RSOCK_REQUIRES(mutex);
   /// The item goes, wherever it is linked in this instance; the stream's list is the caller's.
   /// registered: the kernel's registration stays, until the file goes.
   void forget_locked(Item& item, bool registered) noexcept RSOCK_REQUIRES(mutex);
   void make_ready_locked(Item& item, bool local) noexcept RSOCK_REQUIRES(mutex);
+  /// A thread of this instance has slept: what it armed for that is warm again.
+  void rouse_locked() noexcept RSOCK_REQUIRES(mutex);
+  /// Out of `ready` or `drowsy`.
+  void unlink_locked(Item& item) noexcept RSOCK_REQUIRES(mutex);
   /// Looks at the ready items, fills events[have, max). Returns how many it added; what stands in
   /// events[0, have) was given by the kernel in this call. `arm`: the caller sleeps next if there is
   /// nothing, so nothing may stay in `ready` then.
@@ -173,6 +186,7 @@ class Instance {
 
  private:
   static constexpr size_t kMaxRobbed = 8;
+  static constexpr uint8_t kMostMisses = 100;
   Item* robbed_[kMaxRobbed] RSOCK_GUARDED_BY(mutex) = {};
   size_t robbed_count_ RSOCK_GUARDED_BY(mutex) = 0;
 
@@ -202,6 +216,11 @@ Instance* instance_of(int epfd) noexcept;
 void adopt_stream(stream::Stream& s, int fd) noexcept;
 /// The number fd goes, the stream lives on under another one.
 void leave_to_kernel(stream::Stream& s, int fd) noexcept;
+
+/// A stream is about to be waited for elsewhere: items that are parked in other instances go, or
+/// its doorbell would wake their waiters. Watch lock held, none of an instance.
+void evict_parked_locked(stream::Stream& s, const Instance* except) noexcept
+    RSOCK_REQUIRES(s.watch_mutex);
 
 // --- epoll.cc ---
 /// Hooks for the room below: set when the first instance or the first sleeper's bell comes to be.

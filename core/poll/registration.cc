@@ -38,12 +38,17 @@ void Item::on_maybe_ready(stream::Stream&) noexcept {
   in.ring();
 }
 
-void Item::on_path_changed(stream::Stream& s) noexcept {
+void Item::on_path_changed(stream::Stream& s) noexcept RSOCK_NO_TSA {
   Instance& in = *instance;
   MutexLock lock(in.mutex);
   const bool channel = s.doorbell_fd.load(std::memory_order_acquire) >= 0;
   if (channel && !managed) in.manage_locked(*this, false);
-  if (!channel && managed) in.unmanage_locked(*this);
+  if (channel || !managed) return;
+  if (parked) {
+    stream::unlink_watcher_locked(s, *this);
+    return in.forget_locked(*this, true);
+  }
+  in.unmanage_locked(*this);
 }
 
 void Item::on_closed(stream::Stream& s) noexcept {
@@ -56,6 +61,29 @@ void Item::on_closed(stream::Stream& s) noexcept {
   const int number = fd;
   in.forget_locked(*this, !goes_on);
   if (goes_on) (void)os::epoll_ctl(in.epfd, EPOLL_CTL_DEL, number, nullptr);
+}
+
+bool Instance::park_locked(Item& item) noexcept {
+  // The others have rules of their own for a later ADD or MOD, or for who is woken.
+  constexpr uint32_t kPlain = kInterest | EPOLLET | EPOLLERR | EPOLLHUP;
+  if (!item.managed || (item.user.events & ~kPlain) != 0 || !item.owns_doorbell) return false;
+  unlink_locked(item);
+  item.disabled = item.parked = true;
+  return true;
+}
+
+void evict_parked_locked(stream::Stream& s, const Instance* except) noexcept {
+  for (auto it = s.watchers.begin(); it != s.watchers.end();) {
+    stream::Watcher& w = *it++;
+    if (!w.survives_fork()) continue;
+    auto& item = static_cast<Item&>(w);
+    Instance& in = *item.instance;
+    if (&in == except) continue;
+    MutexLock lock(in.mutex);
+    if (!item.parked) continue;
+    stream::unlink_watcher_locked(s, item);
+    in.forget_locked(item, true);
+  }
 }
 
 void Instance::forget_locked(Item& item, bool registered) noexcept {
@@ -134,7 +162,7 @@ void Instance::leave_channel_locked(Item& item) noexcept {
   managed_items.erase(managed_items.iterator_to(item));
   managed_count.fetch_sub(1, std::memory_order_release);
   drop_doorbell_locked(item);
-  if (std::exchange(item.linked_ready, false)) ready.erase(ready.iterator_to(item));
+  unlink_locked(item);
 }
 
 void Instance::unmanage_locked(Item& item) noexcept {

@@ -25,14 +25,15 @@ void SleepWatcher::on_closed(stream::Stream&) noexcept { owner_.ring(); }
 void SleepWatcher::link(stream::Stream& s) noexcept {
   stream_ = &s;
   MutexLock lock(s.watch_mutex);
-  s.watchers.push_back(*this);
+  if (s.watching.load(memory_order_relaxed) != 0) evict_parked_locked(s, nullptr);
+  stream::link_watcher_locked(s, *this);
 }
 
 bool SleepWatcher::unlink() noexcept {
   if (stream_ == nullptr) return true;
   if (stream_->watch_mutex.held_by_me()) return false;
   MutexLock lock(stream_->watch_mutex);
-  if (is_linked()) stream_->watchers.erase(stream_->watchers.iterator_to(*this));
+  if (is_linked()) stream::unlink_watcher_locked(*stream_, *this);
   stream_ = nullptr;
   return true;
 }

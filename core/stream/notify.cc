@@ -23,14 +23,27 @@ void wake_watchers_except(Stream& s, const Watcher* self) noexcept {
 
 void path_changed(Stream& s) noexcept {
   MutexLock lock(s.watch_mutex);
-  for (Watcher& w : s.watchers) w.on_path_changed(s);
+  for (auto it = s.watchers.begin(); it != s.watchers.end();) {
+    Watcher& w = *it++;  // it may unlink itself
+    w.on_path_changed(s);
+  }
+}
+
+void link_watcher_locked(Stream& s, Watcher& w) noexcept {
+  s.watchers.push_back(w);
+  s.watching.fetch_add(1, std::memory_order_seq_cst);
+}
+
+void unlink_watcher_locked(Stream& s, Watcher& w) noexcept {
+  s.watchers.erase(s.watchers.iterator_to(w));
+  s.watching.fetch_sub(1, std::memory_order_seq_cst);
 }
 
 void drop_sleepers_in_child(Stream& s) noexcept {
   MutexLock lock(s.watch_mutex);
   for (auto it = s.watchers.begin(); it != s.watchers.end();) {
     Watcher& w = *it++;
-    if (!w.survives_fork()) s.watchers.erase(s.watchers.iterator_to(w));
+    if (!w.survives_fork()) unlink_watcher_locked(s, w);
   }
 }
 
@@ -38,7 +51,7 @@ void unlink_watchers(Stream& s) noexcept {
   MutexLock lock(s.watch_mutex);
   while (!s.watchers.empty()) {
     Watcher& w = s.watchers.front();
-    s.watchers.pop_front();
+    unlink_watcher_locked(s, w);
     w.on_closed(s);
   }
 }

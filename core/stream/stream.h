@@ -159,6 +159,7 @@ class Stream : public boost::intrusive::list_base_hook<
   std::atomic<int> error{0};           // an error we owe the program, reported once
   Mutex watch_mutex;
   boost::intrusive::list<Watcher, boost::intrusive::constant_time_size<false>> watchers;
+  std::atomic<int> watching{0};  // how many there are, for a look without the mutex
 
   // --- counters: bytes by PathKind, relaxed ---
   std::atomic<uint64_t> sent[kPaths] = {};
@@ -198,6 +199,10 @@ void path_changed(Stream& s) noexcept;
 void wake_watchers_except(Stream& s, const Watcher* self) noexcept;
 /// In a forked child: forgets the watchers of threads that are the parent's alone.
 void drop_sleepers_in_child(Stream& s) noexcept;
+/// In and out of the list. seq_cst: who links itself arms the doorbell after that, and who disarms
+/// it looks at the count after that (Instance::rouse_locked()).
+void link_watcher_locked(Stream& s, Watcher& w) noexcept RSOCK_REQUIRES(s.watch_mutex);
+void unlink_watcher_locked(Stream& s, Watcher& w) noexcept RSOCK_REQUIRES(s.watch_mutex);
 /// Unlinks every watcher and tells it that the stream is closed.
 void unlink_watchers(Stream& s) noexcept;
 

@@ -89,6 +89,17 @@ size_t room_to_begin_locked(Stream& s, size_t total) noexcept RSOCK_REQUIRES(s.t
   return std::min(total, s.channel->capacity() / 3);
 }
 
+/// The program is told to wait. It may do so in an edge-triggered epoll instance, whose item lies
+/// there armed for bytes only: so room rings for it from here on. True: so it is, and who armed has
+/// to look once more.
+bool tell_no_space_locked(Stream& s) noexcept RSOCK_REQUIRES(s.tx.mutex) {
+  // seq_cst pairs with drain_and_arm_locked(): either it sees this, or we see its watcher.
+  s.tx_nospace.store(true, std::memory_order_seq_cst);
+  if (s.tx.state != TxState::kRing || s.watching.load(std::memory_order_seq_cst) == 0) return false;
+  s.channel->tx_arm(transport::Sleep::kDoorbell);
+  return true;
+}
+
 Step send_managed(Stream& s, const iovec* iov, size_t n, size_t total, size_t* done, int flags,
                   long* error, bool* fin) noexcept {
   const uint32_t generation = s.generation.load(std::memory_order_relaxed);
@@ -128,7 +139,7 @@ Step send_managed(Stream& s, const iovec* iov, size_t n, size_t total, size_t* d
       if (*done >= total) return Step::kDone;
       need = blocking && *done == 0 ? room_to_begin_locked(s, total) : 1;
       if (!blocking && *done == 0 && !takes_whole_locked(s, total)) {
-        s.tx_nospace.store(true, std::memory_order_relaxed);
+        if (tell_no_space_locked(s) && takes_whole_locked(s, total)) continue;
         *error = -EAGAIN;
         return Step::kError;
       }
@@ -140,7 +151,7 @@ Step send_managed(Stream& s, const iovec* iov, size_t n, size_t total, size_t* d
     } else if (flush_replay_locked(s)) {
       continue;
     }
-    s.tx_nospace.store(true, std::memory_order_relaxed);
+    if (tell_no_space_locked(s) && !blocking && s.channel->tx_room(need) >= need) continue;
     if (!blocking) {
       *error = -EAGAIN;
       return Step::kError;

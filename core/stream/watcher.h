@@ -18,7 +18,7 @@ class Watcher : public boost::intrusive::list_base_hook<
   /// Something local changed (a TCP event, a set-down, a shutdown in another thread): look again.
   virtual void on_maybe_ready(Stream& s) noexcept = 0;
   /// A channel was attached to the stream or let go of: what the kernel should watch is different
-  /// now.
+  /// now. It may unlink itself.
   virtual void on_path_changed(Stream& s) noexcept = 0;
   /// The last descriptor is gone. The watcher has been unlinked just before.
   virtual void on_closed(Stream& s) noexcept = 0;

@@ -146,6 +146,9 @@ class Channel {
   /// thread.
   virtual void rx_arm(Sleep how) noexcept = 0;
   virtual void tx_arm(Sleep how) noexcept = 0;
+  /// Takes Sleep::kDoorbell back, for all that sleep on it: the caller looks by itself from now on,
+  /// and tells the others. False: not to be had here, the arming stays. Any thread.
+  virtual bool rx_disarm() noexcept { return false; }
   /// Sleeps until the bell differs from `seen`. Errors: EINTR, ETIMEDOUT; timeout null: for ever,
   /// with recv(2)'s restart rule. No lock held.
   virtual Result<void> rx_sleep(uint32_t seen, const timespec* timeout) noexcept = 0;

@@ -234,6 +234,12 @@ void ShmChannel::rx_arm(Sleep how) noexcept {
   rx_.rx_sleep.fetch_or(static_cast<uint32_t>(how), memory_order_seq_cst);
 }
 
+bool ShmChannel::rx_disarm() noexcept {
+  // seq_cst: the caller looks next whether somebody else has armed (model/sleep.pml, DISARM).
+  rx_.rx_sleep.fetch_and(~static_cast<uint32_t>(Sleep::kDoorbell), memory_order_seq_cst);
+  return true;
+}
+
 void ShmChannel::tx_arm(Sleep how) noexcept {
   // seq_cst: as rx_arm(). Pairs with wake_sender_if_roomy()'s load.
   tx_.tx_sleep.fetch_or(static_cast<uint32_t>(how), memory_order_seq_cst);

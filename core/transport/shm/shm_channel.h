@@ -66,6 +66,7 @@ class ShmChannel final : public Channel {
   uint32_t rx_bell() noexcept override;
   uint32_t tx_bell() noexcept override;
   void rx_arm(Sleep how) noexcept override;
+  bool rx_disarm() noexcept override;
   void tx_arm(Sleep how) noexcept override;
   Result<void> rx_sleep(uint32_t seen, const timespec* timeout) noexcept override;
   Result<void> tx_sleep(uint32_t seen, const timespec* timeout) noexcept override;
