@@ -1,4 +1,5 @@
 #include "core/poll/instance.h"
+#include "core/base/try_copy.h"
 
 #include <poll.h>
 
@@ -151,7 +152,14 @@ int Instance::collect_locked(epoll_event* events, int have, int max) noexcept {
       make_ready_locked(item, false);
       continue;
     }
-    if (!look_locked(item, &events[n])) continue;
+    epoll_event found{};
+    if (!look_locked(item, &found)) continue;
+    if (!try_put(&events[n], found)) {
+      // What stands before it counts, the rest stays news (ep_send_events() in fs/eventpoll.c).
+      item.disabled = false;
+      make_ready_locked(item, true);
+      return n != have ? n - have : -EFAULT;
+    }
     ++n;
     // Stays in line, at the end (fairness): level-triggered because it may still be ready,
     // edge-triggered because it is not armed and the next wait has to look whether anything came.

@@ -148,8 +148,9 @@ class Instance {
   /// registered: the kernel's registration stays, until the file goes.
   void forget_locked(Item& item, bool registered) noexcept RSOCK_REQUIRES(mutex);
   void make_ready_locked(Item& item, bool local) noexcept RSOCK_REQUIRES(mutex);
-  /// Looks at the ready items, fills events[have, max). Returns how many it added; what stands in
-  /// events[0, have) was given by the kernel in this call.
+  /// Looks at the ready items, fills events[have, max). Returns how many it added; -EFAULT: events
+  /// is bad where the first would go. What stands in events[0, have) was given by the kernel in
+  /// this call.
   int collect_locked(epoll_event* events, int have, int max) noexcept RSOCK_REQUIRES(mutex);
   /// Something is ready, or was left unarmed, and a thread sleeps: ring() once the mutex is free.
   bool others_have_to_look_locked() const noexcept RSOCK_REQUIRES(mutex) {
