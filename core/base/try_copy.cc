@@ -21,7 +21,21 @@ extern const char rsock_large_bad[] __attribute__((visibility("hidden")));
 #define RSOCK_LABEL(name) ".globl " name "\n.hidden " name "\n" name ":\n"
 #define RSOCK_END(name) ".cfi_endproc\n.size " name ", .-" name "\n"
 
+// Sanitizers put a memcpy of their own in front, which is no leaf.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define RSOCK_COPY_BY_HAND 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define RSOCK_COPY_BY_HAND 1
+#endif
+#endif
+
 #if defined(__x86_64__)
+#if defined(RSOCK_COPY_BY_HAND)
+#define RSOCK_LARGE "movq %rdx, %rcx\nrep movsb\nmovl $1, %eax\nret\n"
+#else
+#define RSOCK_LARGE "jmp rsock_large_copy\n"
+#endif
 // Up to 128 bytes by loads that overlap, all before the first store.
 asm(".text\n.p2align 6\n" RSOCK_LABEL("rsock_copy_begin") RSOCK_FUNCTION("rsock_try_copy") R"(
   cmpq $64, %rdx
@@ -49,7 +63,7 @@ asm(".text\n.p2align 6\n" RSOCK_LABEL("rsock_copy_begin") RSOCK_FUNCTION("rsock_
   ret
 1:
   cmpq $128, %rdx
-  ja rsock_large_copy
+  ja 5f
   movups (%rsi), %xmm0
   movups 16(%rsi), %xmm1
   movups 32(%rsi), %xmm2
@@ -100,7 +114,8 @@ asm(".text\n.p2align 6\n" RSOCK_LABEL("rsock_copy_begin") RSOCK_FUNCTION("rsock_
 4:
   movl $1, %eax
   ret
-)" RSOCK_END("rsock_try_copy") RSOCK_FUNCTION("rsock_try_read") R"(
+5:
+)" RSOCK_LARGE RSOCK_END("rsock_try_copy") RSOCK_FUNCTION("rsock_try_read") R"(
   movb (%rdi), %al
   movl $1, %eax
   ret
