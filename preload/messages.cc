@@ -92,10 +92,13 @@ class TimeLimit {
 /// part; an error counts only if nothing went before it.
 long send_messages(int fd, mmsghdr* messages, unsigned count, int flags) {
   if (count > kMaxPieces) count = kMaxPieces;
+  const Stream* const first = FdTable::stream(fd);
   for (unsigned i = 0; i < count; ++i) {
     const msghdr* msg = &messages[i].msg_hdr;
     if (!readable(msg, sizeof(*msg))) return i > 0 ? static_cast<long>(i) : -EFAULT;
     Stream* s = FdTable::stream(fd);
+    // Closed meanwhile: the number may be another file's.
+    if (first != nullptr && s != first && i > 0) return i;
     const long r =
         s != nullptr ? send_message(*s, fd, msg, flags) : send_unconnected(fd, msg, flags);
     if (r < 0) return i > 0 ? i : r;
@@ -114,6 +117,7 @@ long recv_messages(Stream& s, int fd, mmsghdr* messages, unsigned count, int fla
   if (!limit.valid()) return -EINVAL;
   int each = flags & ~MSG_WAITFORONE;
   for (unsigned i = 0; i < count; ++i) {
+    if (i > 0 && FdTable::stream(fd) != &s) return i;  // closed meanwhile
     const long r = recv_message(s, fd, &messages[i].msg_hdr, each);
     if (r < 0) return i > 0 ? i : r;
     if (!try_put(&messages[i].msg_len, static_cast<unsigned>(r)))

@@ -307,7 +307,9 @@ long sendfile_piece(Stream& s, int fd, int in_fd, off_t* offset, size_t want, vo
   if (*got == 0) return 0;
   iovec iov{buffer, *got};
   const long sent = send(s, fd, &iov, 1, 0, [&]() -> long {
-    const auto r = os::send(fd, buffer, *got, 0);
+    // The whole call is inside (stay.h): a number of ours stays until it leaves.
+    const int number = FdTable::stream(fd) == &s ? fd : s.fd.load(std::memory_order_relaxed);
+    const auto r = os::send(number, buffer, *got, 0);
     return r ? static_cast<long>(*r) : -value(r.error());
   });
   if (sent > 0) *offset += sent;
@@ -334,6 +336,11 @@ long sendfile(Stream& s, int fd, int in_fd, off_t* offset, size_t count, KernelC
   if (count > kMax) count = kMax;
   const BounceBuffer buffer;
   if (buffer.data() == nullptr) return -ENOMEM;
+  Stay stay(s);
+  {
+    MutexLock lock(s.tx.mutex);
+    stay.note_locked();
+  }
   size_t done = 0;
   long error = 0;
   while (done < count) {

@@ -2,6 +2,8 @@
  * The number is free at once, what comes still reaches them, and the peer hears of the end when the
  * last one is out. */
 #include <setjmp.h>
+#include <sys/mman.h>
+#include <sys/sendfile.h>
 #include <sys/time.h>
 
 #include "pair.h"
@@ -188,6 +190,31 @@ static void read_it_all(struct Pair* pair) {
   drain("drained", pair->stream);
 }
 
+/* sendfile is one call, however many pieces it takes. */
+static void* send_a_file(void* index) {
+  int file = (int)CHECKED(memfd_create("file", 0));
+  uint8_t* bytes = malloc(kLot);
+  fill_pattern(bytes, kLot, 0);
+  if (write(file, bytes, kLot) != kLot) fail("no room for the file");
+  free(bytes);
+  CHECKED(lseek(file, 0, SEEK_SET));
+  workers[(intptr_t)index] = gettid();
+  show("sendfile", sendfile(shared->stream, file, NULL, kLot));
+  close(file);
+  return NULL;
+}
+
+static void file_sender_inside(struct Pair* pair) {
+  open_stream(pair);
+  shared = pair;
+  pthread_t thread;
+  start(&thread, send_a_file, 0);
+  show("close", close(pair->stream));
+  reuse(pair);
+  tell(pair);
+  join_thread(thread);
+}
+
 /* poll looks its numbers up again when it wakes. */
 static void* poll_one(void* index) {
   struct pollfd one = {shared->stream, POLLIN, 0};
@@ -286,6 +313,7 @@ static const struct PairCase kCases[] = {
     {"cancelled", meet_the_end, cancelled, true},
     {"peer_ends", only_end, peer_ends, true},
     {"sender", read_it_all, sender_inside, true},
+    {"file_sender", read_it_all, file_sender_inside, true},
     {"poller", send_more, poller_inside, true},
     {"poll_limit_passes", meet_the_end, poll_limit_passes, true},
     {"own_handler", drain_at_once, own_handler, true},
