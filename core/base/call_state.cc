@@ -71,6 +71,10 @@ void wake_for_cancel(void* thread) noexcept {
   raw_syscall(SYS_tgkill, raw_syscall(SYS_getpid), reinterpret_cast<long>(thread), kSigCancel);
 }
 
-void* this_thread_number() noexcept { return reinterpret_cast<void*>(raw_syscall(SYS_gettid)); }
+void* this_thread_number() noexcept {
+  CallState& c = call_state();
+  if (c.thread == 0) c.thread = raw_syscall(SYS_gettid);
+  return reinterpret_cast<void*>(c.thread);
+}
 
 }  // namespace rsock

@@ -45,6 +45,7 @@ struct CallState {
   std::atomic<uint32_t> sleep{kAwake};
   void (*wake)(void*) noexcept = nullptr;
   void* arg = nullptr;
+  long thread = 0;  // its number, once it was asked for; not in a forked child
 
   /// From here on nobody uses `wake`. True: it was asleep.
   bool leave_sleep() noexcept;

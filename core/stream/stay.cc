@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "core/base/call_state.h"
 #include "core/stream/keeper.h"
 #include "core/stream/socket_ops.h"
 
@@ -81,6 +82,7 @@ bool leave_to_those_inside(Stream& s, int fd) noexcept {
 }
 
 void forget_stays_in_child() noexcept {
+  call_state().thread = 0;
   for (Place& place : t_places) place = Place{};
 }
 
