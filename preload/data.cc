@@ -2,6 +2,7 @@
 
 #include <climits>
 
+#include "core/base/try_copy.h"
 #include "preload/entry.h"
 #include "preload/iovecs.h"
 
@@ -21,10 +22,14 @@ ssize_t send_and_connect(int fd, const void* buf, size_t n, int flags, const soc
   return answer(result);
 }
 
-/// A TCP socket has no address to tell: Linux says so by a length of 0 (net/socket.c,
-/// __sys_recvfrom).
-void no_address(const sockaddr* addr, socklen_t* len) noexcept {
-  if (addr != nullptr && len != nullptr) *len = 0;
+/// A TCP socket has no address to tell: Linux says so by a length of 0 (move_addr_to_user() in
+/// net/socket.c). The bytes are gone also where it can't.
+long no_address(const sockaddr* addr, socklen_t* len) noexcept {
+  if (addr == nullptr) return 0;
+  socklen_t given = 0;
+  if (!try_get(&given, len)) return -EFAULT;
+  if (static_cast<int>(given) < 0) return -EINVAL;
+  return try_put(len, socklen_t{0}) ? 0 : -EFAULT;
 }
 
 }  // namespace
@@ -35,8 +40,8 @@ void no_address(const sockaddr* addr, socklen_t* len) noexcept {
 RSOCK_EXPORT ssize_t write(int fd, const void* buf, size_t n) {
   const uintptr_t w = FdTable::word(fd);
   if (w != 0) [[unlikely]] {
-    return aside([=] {
-      return send_buffer(stream_in(w), fd, buf, n, 0,
+    return send_at_point(w, buf, n, 0, [=] {
+      return send_buffer(FdTable::stream(fd), fd, buf, n, 0,
                          in_kernel([=] { return real.write(fd, buf, n); }));
     });
   }
@@ -46,7 +51,7 @@ RSOCK_EXPORT ssize_t write(int fd, const void* buf, size_t n) {
 RSOCK_EXPORT ssize_t writev(int fd, const iovec* iov, int count) {
   const uintptr_t w = FdTable::word(fd);
   if (w != 0) [[unlikely]] {
-    return aside([=] {
+    return at_point([=] {
       auto kernel = in_kernel([=] { return real.writev(fd, iov, count); });
       return send_buffers(stream_in(w), fd, iov, count, 0, kernel);
     });
@@ -57,9 +62,9 @@ RSOCK_EXPORT ssize_t writev(int fd, const iovec* iov, int count) {
 RSOCK_EXPORT ssize_t send(int fd, const void* buf, size_t n, int flags) {
   const uintptr_t w = FdTable::word(fd);
   if (w != 0) [[unlikely]] {
-    return aside([=] {
+    return send_at_point(w, buf, n, flags, [=] {
       auto kernel = in_kernel([=] { return real.send(fd, buf, n, flags); });
-      return send_buffer(stream_in(w), fd, buf, n, flags, kernel);
+      return send_buffer(FdTable::stream(fd), fd, buf, n, flags, kernel);
     });
   }
   return real.send(fd, buf, n, flags);
@@ -70,10 +75,10 @@ RSOCK_EXPORT ssize_t sendto(int fd, const void* buf, size_t n, int flags, const 
   const uintptr_t w = FdTable::word(fd);
   if (w != 0) [[unlikely]] {
     if ((flags & MSG_FASTOPEN) != 0) return send_and_connect(fd, buf, n, flags, addr, len);
-    return aside([=]() -> ssize_t {
+    return send_at_point(w, buf, n, flags, [=]() -> ssize_t {
       auto kernel = in_kernel([=] { return real.sendto(fd, buf, n, flags, addr, len); });
       // Linux does not look at the address on a connected TCP socket, nor do we.
-      return send_buffer(stream_in(w), fd, buf, n, flags, kernel);
+      return send_buffer(FdTable::stream(fd), fd, buf, n, flags, kernel);
     });
   }
   return real.sendto(fd, buf, n, flags, addr, len);
@@ -82,7 +87,7 @@ RSOCK_EXPORT ssize_t sendto(int fd, const void* buf, size_t n, int flags, const 
 RSOCK_EXPORT ssize_t pwritev2(int fd, const iovec* iov, int count, off_t offset, int flags) {
   const uintptr_t w = FdTable::word(fd);
   if (w != 0) [[unlikely]] {
-    return aside([=]() -> ssize_t {
+    return at_point([=]() -> ssize_t {
       auto kernel = in_kernel([=] { return real.pwritev2(fd, iov, count, offset, flags); });
       if (!plain_transfer(stream_in(w), fd, offset, flags)) return answer(kernel());
       return send_buffers(stream_in(w), fd, iov, count, message_flags(flags), kernel);
@@ -99,8 +104,8 @@ RSOCK_EXPORT ssize_t pwritev2(int fd, const iovec* iov, int count, off_t offset,
 RSOCK_EXPORT ssize_t read(int fd, void* buf, size_t n) {
   const uintptr_t w = FdTable::word(fd);
   if (w != 0 && n != 0) [[unlikely]] {
-    return aside([=] {
-      return recv_buffer(stream_in(w), fd, buf, n, 0,
+    return recv_at_point(w, buf, n, 0, [=] {
+      return recv_buffer(FdTable::stream(fd), fd, buf, n, 0,
                          in_kernel([=] { return real.read(fd, buf, n); }));
     });
   }
@@ -110,7 +115,7 @@ RSOCK_EXPORT ssize_t read(int fd, void* buf, size_t n) {
 RSOCK_EXPORT ssize_t readv(int fd, const iovec* iov, int count) {
   const uintptr_t w = FdTable::word(fd);
   if (w != 0) [[unlikely]] {
-    return aside([=]() -> ssize_t {
+    return at_point([=]() -> ssize_t {
       auto kernel = in_kernel([=] { return real.readv(fd, iov, count); });
       return read_buffers(stream_in(w), fd, iov, count, 0, kernel);
     });
@@ -121,9 +126,9 @@ RSOCK_EXPORT ssize_t readv(int fd, const iovec* iov, int count) {
 RSOCK_EXPORT ssize_t recv(int fd, void* buf, size_t n, int flags) {
   const uintptr_t w = FdTable::word(fd);
   if (w != 0) [[unlikely]] {
-    return aside([=] {
+    return recv_at_point(w, buf, n, flags, [=] {
       auto kernel = in_kernel([=] { return real.recv(fd, buf, n, flags); });
-      return recv_buffer(stream_in(w), fd, buf, n, flags, kernel);
+      return recv_buffer(FdTable::stream(fd), fd, buf, n, flags, kernel);
     });
   }
   return real.recv(fd, buf, n, flags);
@@ -132,13 +137,19 @@ RSOCK_EXPORT ssize_t recv(int fd, void* buf, size_t n, int flags) {
 RSOCK_EXPORT ssize_t recvfrom(int fd, void* buf, size_t n, int flags, sockaddr* addr,
                               socklen_t* len) {
   const uintptr_t w = FdTable::word(fd);
+  if (w != 0 && addr == nullptr) [[unlikely]] {
+    return recv_at_point(w, buf, n, flags, [=] {
+      auto kernel = in_kernel([=] { return real.recvfrom(fd, buf, n, flags, nullptr, len); });
+      return recv_buffer(FdTable::stream(fd), fd, buf, n, flags, kernel);
+    });
+  }
   if (w != 0) [[unlikely]] {
-    return aside([=] {
+    return at_point([=] {
       bool done = false;  // by the kernel
       auto kernel = in_kernel([=] { return real.recvfrom(fd, buf, n, flags, addr, len); }, done);
       const ssize_t result = recv_buffer(stream_in(w), fd, buf, n, flags, kernel);
-      if (result >= 0 && !done) no_address(addr, len);
-      return result;
+      const long told = result >= 0 && !done ? no_address(addr, len) : 0;
+      return told == 0 ? result : answer(told);
     });
   }
   return real.recvfrom(fd, buf, n, flags, addr, len);
@@ -147,7 +158,7 @@ RSOCK_EXPORT ssize_t recvfrom(int fd, void* buf, size_t n, int flags, sockaddr* 
 RSOCK_EXPORT ssize_t preadv2(int fd, const iovec* iov, int count, off_t offset, int flags) {
   const uintptr_t w = FdTable::word(fd);
   if (w != 0) [[unlikely]] {
-    return aside([=]() -> ssize_t {
+    return at_point([=]() -> ssize_t {
       auto kernel = in_kernel([=] { return real.preadv2(fd, iov, count, offset, flags); });
       if (!plain_transfer(stream_in(w), fd, offset, flags)) return answer(kernel());
       return read_buffers(stream_in(w), fd, iov, count, message_flags(flags), kernel);

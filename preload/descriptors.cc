@@ -94,9 +94,8 @@ void close_one_by_one(unsigned first, unsigned last, void*) noexcept {
 }
 
 [[gnu::noinline]] int close_of_ours(int fd) {
-  if (!let_go(fd)) return answer(-EBADF);
-  if (!stream::close_waits()) return real.close(fd);
   const CancelOff begun;
+  if (!let_go(fd)) return answer(-EBADF);
   const int result = real.close(fd);
   stream::after_close();
   return result;
@@ -112,7 +111,7 @@ bool kernel_has_close_range() noexcept {
 RSOCK_EXPORT int close(int fd) {
   os::wait_for_low_numbers();
   if (FdTable::word(fd) != 0) [[unlikely]]
-    return close_of_ours(fd);
+    return at_point([=] { return close_of_ours(fd); });
   return real.close(fd);
 }
 

@@ -9,6 +9,7 @@
 
 #include <cerrno>
 
+#include "core/base/call_state.h"
 #include "core/base/inside.h"
 #include "core/stream/fd_table.h"
 #include "core/stream/socket_ops.h"
@@ -61,13 +62,41 @@ inline Stream* stream_in(uintptr_t word) noexcept {
              : nullptr;
 }
 
+/// What a call has to see to first (CallState::attention). Returns what it owes afterwards. A
+/// cancellation point acts here on a cancellation that is pending already.
+uint32_t attend_before(bool point);
+void attend_after(uint32_t owed, bool point);
+
+// Relaxed: who cancels at this very moment finds the call asleep, or the next one.
+inline bool anything_to_attend() noexcept {
+  return call_state().attention.load(std::memory_order_relaxed) != 0;
+}
+
+template <bool kPoint, typename Work>
+[[gnu::always_inline]] inline auto attended(Work&& work) {
+  CallState& c = call_state();
+  uint32_t owed = 0;
+  if (anything_to_attend()) [[unlikely]]
+    owed = attend_before(kPoint);
+  const auto result = work();
+  if (owed != 0 || c.act) [[unlikely]]
+    attend_after(owed, kPoint);
+  return result;
+}
+
 /// The path of a stream, in a function of its own: the entry itself then needs no stack and leaves
 /// by a jump to libc's function where the descriptor is not ours. `work` captures by value.
 /// Taken by reference: a copy of captures just stored in words is loaded in wider pieces, and
 /// waits.
 template <typename Work>
 [[gnu::noinline]] auto aside(Work&& work) {
-  return work();
+  return attended<false>(work);
+}
+
+/// The same for a call that is a cancellation point (pthreads(7)).
+template <typename Work>
+[[gnu::noinline]] auto at_point(Work&& work) {
+  return attended<true>(work);
 }
 
 /// Before the number fd is closed or replaced; stream::after_close() follows. False: the call

@@ -49,20 +49,36 @@ inline ssize_t read_buffers(Stream* s, int fd, const iovec* iov, int count, int 
   return answer(read_pieces(s, fd, iov, static_cast<size_t>(count), flags, kernel));
 }
 
+/// A call with one buffer: the short way first, if there is nothing else to see to, then `work`.
+template <typename Work>
+[[gnu::noinline]] ssize_t send_at_point(uintptr_t word, const void* buf, size_t n, int flags,
+                                        Work&& work) {
+  Stream* s = stream_in(word);
+  if (s != nullptr && !anything_to_attend()) [[likely]] {
+    if (const size_t sent = stream::send_short(*s, buf, n, flags); sent != 0) [[likely]]
+      return static_cast<ssize_t>(sent);
+  }
+  return at_point(work);
+}
+template <typename Work>
+[[gnu::noinline]] ssize_t recv_at_point(uintptr_t word, void* buf, size_t n, int flags,
+                                        Work&& work) {
+  Stream* s = stream_in(word);
+  if (s != nullptr && !anything_to_attend()) [[likely]] {
+    if (const size_t got = stream::recv_short(*s, buf, n, flags); got != 0) [[likely]]
+      return static_cast<ssize_t>(got);
+  }
+  return at_point(work);
+}
+
 inline ssize_t send_buffer(Stream* s, int fd, const void* buf, size_t n, int flags,
                            stream::KernelCall kernel) {
-  if (s != nullptr) {
-    if (const size_t sent = stream::send_short(*s, buf, n, flags); sent != 0) return sent;
-  }
   const iovec piece{const_cast<void*>(buf), n};
   return answer(send_pieces(s, fd, &piece, 1, flags, kernel));
 }
 
 inline ssize_t recv_buffer(Stream* s, int fd, void* buf, size_t n, int flags,
                            stream::KernelCall kernel) {
-  if (s != nullptr) {
-    if (const size_t got = stream::recv_short(*s, buf, n, flags); got != 0) return got;
-  }
   const iovec piece{buf, n};
   return answer(recv_pieces(s, fd, &piece, 1, flags, kernel));
 }

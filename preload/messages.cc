@@ -3,6 +3,7 @@
 #include <time.h>
 
 #include "core/base/clock.h"
+#include "core/base/try_copy.h"
 #include "core/poll/readiness_ops.h"
 #include "preload/entry.h"
 #include "preload/iovecs.h"
@@ -14,7 +15,7 @@ namespace {
 long send_message(Stream& s, int fd, const msghdr* msg, int flags) {
   auto kernel = in_kernel([&] { return real.sendmsg(fd, msg, flags); });
   if (const auto r = stream::send_by_kernel(s, flags, kernel)) return *r;
-  if (msg == nullptr) return kernel();  // EFAULT
+  if (!readable(msg, sizeof(*msg))) return kernel();  // EFAULT
   // SOL_SOCKET control data asks for things that only the kernel does (time stamps, priorities). It
   // gets the call once what we still have to send is out; a send waits for that, or says EAGAIN.
   if (msg->msg_controllen != 0) (void)stream::pin_to_tcp(fd, "sendmsg with control data");
@@ -32,19 +33,20 @@ long send_unconnected(int fd, const msghdr* msg, int flags) {
 
 /// What the kernel writes back for a TCP socket (net/socket.c, ____sys_recvmsg): no address, no
 /// control data, and of the flags only the one that it echoes.
-void fill_header(msghdr* msg, int flags) noexcept {
-  if (msg->msg_name != nullptr) msg->msg_namelen = 0;
-  msg->msg_controllen = 0;
-  msg->msg_flags = flags & MSG_CMSG_CLOEXEC;
+bool fill_header(msghdr* msg, int flags) noexcept {
+  if (msg->msg_name != nullptr && !try_put(&msg->msg_namelen, socklen_t{0})) return false;
+  return try_put(&msg->msg_controllen, size_t{0}) &&
+         try_put(&msg->msg_flags, flags & MSG_CMSG_CLOEXEC);
 }
 
 long recv_message(Stream& s, int fd, msghdr* msg, int flags) {
   bool by_kernel = false;
   auto kernel = in_kernel([&] { return real.recvmsg(fd, msg, flags); }, by_kernel);
   if (const auto r = stream::recv_by_kernel(s, flags, kernel)) return *r;
-  if (msg == nullptr) return kernel();  // EFAULT
+  if (!readable(msg, sizeof(*msg))) return kernel();  // EFAULT
   const long result = recv_pieces(&s, fd, msg->msg_iov, msg->msg_iovlen, flags, kernel);
-  if (result >= 0 && !by_kernel) fill_header(msg, flags);
+  // The bytes are gone then, as on Linux.
+  if (result >= 0 && !by_kernel && !fill_header(msg, flags)) return -EFAULT;
   return result;
 }
 
@@ -66,7 +68,7 @@ class TimeLimit {
            (limit_->tv_sec >= 0 && limit_->tv_nsec >= 0 && limit_->tv_nsec < 1'000'000'000);
   }
   bool over() noexcept {
-    if (limit_ == nullptr) return false;
+    if (limit_ == nullptr || !writable(limit_, sizeof(*limit_))) return false;
     const uint64_t now = monotonic_ns();
     const uint64_t passed = now - started_;
     started_ = now;
@@ -90,13 +92,18 @@ class TimeLimit {
 /// part; an error counts only if nothing went before it.
 long send_messages(int fd, mmsghdr* messages, unsigned count, int flags) {
   if (count > kMaxPieces) count = kMaxPieces;
+  const Stream* const first = FdTable::stream(fd);
   for (unsigned i = 0; i < count; ++i) {
     const msghdr* msg = &messages[i].msg_hdr;
+    if (!readable(msg, sizeof(*msg))) return i > 0 ? static_cast<long>(i) : -EFAULT;
     Stream* s = FdTable::stream(fd);
+    // Closed meanwhile: the number may be another file's.
+    if (first != nullptr && s != first && i > 0) return i;
     const long r =
         s != nullptr ? send_message(*s, fd, msg, flags) : send_unconnected(fd, msg, flags);
     if (r < 0) return i > 0 ? i : r;
-    messages[i].msg_len = static_cast<unsigned>(r);
+    if (!try_put(&messages[i].msg_len, static_cast<unsigned>(r)))
+      return i > 0 ? static_cast<long>(i) : -EFAULT;
     if (static_cast<size_t>(r) < total(*msg)) return i + 1;
   }
   return count;
@@ -105,13 +112,16 @@ long send_messages(int fd, mmsghdr* messages, unsigned count, int flags) {
 /// net/socket.c, do_recvmmsg.
 long recv_messages(Stream& s, int fd, mmsghdr* messages, unsigned count, int flags,
                    timespec* timeout) {
+  if (timeout != nullptr && !readable(timeout, sizeof(*timeout))) return -EFAULT;
   TimeLimit limit(timeout);
   if (!limit.valid()) return -EINVAL;
   int each = flags & ~MSG_WAITFORONE;
   for (unsigned i = 0; i < count; ++i) {
+    if (i > 0 && FdTable::stream(fd) != &s) return i;  // closed meanwhile
     const long r = recv_message(s, fd, &messages[i].msg_hdr, each);
     if (r < 0) return i > 0 ? i : r;
-    messages[i].msg_len = static_cast<unsigned>(r);
+    if (!try_put(&messages[i].msg_len, static_cast<unsigned>(r)))
+      return i > 0 ? static_cast<long>(i) : -EFAULT;
     if ((flags & MSG_WAITFORONE) != 0) each |= MSG_DONTWAIT;
     if (limit.over() || (messages[i].msg_hdr.msg_flags & MSG_OOB) != 0) return i + 1;
   }
@@ -121,7 +131,8 @@ long recv_messages(Stream& s, int fd, mmsghdr* messages, unsigned count, int fla
 /// Whether descriptors may be passed on in this message. Looks at the program's memory only where
 /// there are streams to lose: a bad pointer is for the kernel to find.
 bool may_pass_streams(const msghdr* msg) noexcept {
-  return poll::may_matter() && msg != nullptr && msg->msg_controllen != 0;
+  return poll::may_matter() && readable(msg, sizeof(*msg)) && msg->msg_controllen != 0 &&
+         readable(msg->msg_control, msg->msg_controllen);
 }
 
 }  // namespace
@@ -132,7 +143,7 @@ using namespace rsock::preload;
 
 RSOCK_EXPORT ssize_t sendmsg(int fd, const msghdr* msg, int flags) {
   Stream* s = FdTable::stream(fd);
-  if (s != nullptr) return answer(send_message(*s, fd, msg, flags));
+  if (s != nullptr) return at_point([=] { return answer(send_message(*s, fd, msg, flags)); });
   if (FdTable::word(fd) != 0) return answer(send_unconnected(fd, msg, flags));
   // A stream among the descriptors passed on leaves our sight.
   if (may_pass_streams(msg)) [[unlikely]]
@@ -142,7 +153,8 @@ RSOCK_EXPORT ssize_t sendmsg(int fd, const msghdr* msg, int flags) {
 
 RSOCK_EXPORT int sendmmsg(int fd, mmsghdr* messages, unsigned count, int flags) {
   if (FdTable::word(fd) != 0 && messages != nullptr) {
-    return static_cast<int>(answer(send_messages(fd, messages, count, flags)));
+    return at_point(
+        [=] { return static_cast<int>(answer(send_messages(fd, messages, count, flags))); });
   }
   if (poll::may_matter() && messages != nullptr) [[unlikely]] {
     for (unsigned i = 0; i < count && i < kMaxPieces; ++i) {
@@ -157,12 +169,14 @@ RSOCK_EXPORT int sendmmsg(int fd, mmsghdr* messages, unsigned count, int flags) 
 RSOCK_EXPORT ssize_t recvmsg(int fd, msghdr* msg, int flags) {
   Stream* s = FdTable::stream(fd);
   if (s == nullptr) return real.recvmsg(fd, msg, flags);
-  return answer(recv_message(*s, fd, msg, flags));
+  return at_point([=] { return answer(recv_message(*s, fd, msg, flags)); });
 }
 
 RSOCK_EXPORT int recvmmsg(int fd, mmsghdr* messages, unsigned count, int flags, timespec* timeout) {
   Stream* s = FdTable::stream(fd);
   if (s == nullptr || messages == nullptr)
     return real.recvmmsg(fd, messages, count, flags, timeout);
-  return static_cast<int>(answer(recv_messages(*s, fd, messages, count, flags, timeout)));
+  return at_point([=] {
+    return static_cast<int>(answer(recv_messages(*s, fd, messages, count, flags, timeout)));
+  });
 }

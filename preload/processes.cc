@@ -35,6 +35,7 @@
 #include "core/base/raw_syscall.h"
 #include "core/base/thread_signals.h"
 #include "preload/entry.h"
+#include "preload/handlers.h"
 
 namespace rsock::preload {
 namespace {
@@ -67,6 +68,7 @@ void set_down_for_fork() noexcept {
 }
 
 void set_down_for_exec() noexcept {
+  handlers_before_exec();
   // A child of vfork has nothing to do: its parent has set everything down.
   if (started() && own_process()) stream::before_exec();
 }

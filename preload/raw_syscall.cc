@@ -11,6 +11,7 @@
 #include "core/base/cancel_off.h"
 #include "core/base/clock.h"
 #include "core/base/raw_syscall.h"
+#include "core/base/try_copy.h"
 #include "core/poll/readiness_ops.h"
 #include "preload/entry.h"
 #include "preload/processes.h"
@@ -68,7 +69,7 @@ class Mask {
  public:
   Mask(const void* mask, size_t size) noexcept : given_(mask != nullptr), valid_(size == 8) {
     memset(&set_, 0, sizeof(set_));
-    if (given_ && valid_) memcpy(&set_, mask, 8);
+    if (given_ && valid_) valid_ = try_copy(&set_, mask, 8);
   }
   bool valid() const noexcept { return !given_ || valid_; }
   const sigset_t* get() const noexcept { return given_ ? &set_ : nullptr; }
@@ -91,20 +92,17 @@ class TimeLeft {
  public:
   explicit TimeLeft(const timespec* limit) noexcept : limit_(limit), started_(monotonic_ns()) {}
   void write_back() const noexcept {
-    if (limit_ == nullptr) return;
+    if (limit_ == nullptr || !readable(limit_, sizeof(*limit_))) return;
     const uint64_t passed = monotonic_ns() - started_;
     const uint64_t given = static_cast<uint64_t>(limit_->tv_sec) * 1'000'000'000u +
                            static_cast<uint64_t>(limit_->tv_nsec);
     const uint64_t left = given > passed ? given - passed : 0;
     timespec value{static_cast<time_t>(left / 1'000'000'000u),
                    static_cast<long>(left % 1'000'000'000u)};
-    iovec from{&value, sizeof(value)};
-    iovec to{const_cast<timespec*>(limit_), sizeof(value)};
-    raw_syscall(SYS_process_vm_writev, raw_syscall(SYS_getpid), word(&from), 1, word(&to), 1, 0);
+    (void)try_put(const_cast<timespec*>(limit_), value);
   }
 
  private:
-  static long word(const iovec* v) noexcept { return reinterpret_cast<long>(v); }
   const timespec* limit_;
   uint64_t started_;
 };
@@ -117,6 +115,7 @@ T as(long w) noexcept {
 /// Waits with a signal mask. False: the kernel's (a mask that it will refuse).
 bool masked_wait(long number, const long* w, long& result) {
   const auto* outer = number == SYS_pselect6 ? as<const MaskArgument*>(w[5]) : nullptr;
+  if (outer != nullptr && !readable(outer, sizeof(*outer))) return false;
   const bool sixth = number == SYS_epoll_pwait || number == SYS_epoll_pwait2;
   const Mask mask = number == SYS_pselect6
                         ? (outer != nullptr ? Mask(outer->mask, outer->size) : Mask(nullptr, 8))
@@ -126,6 +125,8 @@ bool masked_wait(long number, const long* w, long& result) {
   const auto* limit = as<const timespec*>(number == SYS_ppoll      ? w[2]
                                           : number == SYS_pselect6 ? w[4]
                                                                    : w[3]);
+  if (number != SYS_epoll_pwait && limit != nullptr && !readable(limit, sizeof(*limit)))
+    return false;
   const TimeLeft left(limit);
   if (number == SYS_ppoll) {
     result = ::ppoll(as<pollfd*>(w[0]), static_cast<nfds_t>(w[1]), limit, mask.get());
@@ -144,6 +145,17 @@ bool masked_wait(long number, const long* w, long& result) {
   return true;
 }
 
+/// libc's select reads and writes its time limit by itself, where the kernel may fail.
+bool select_by_number(const long* w, long& result) {
+  auto* limit = as<timeval*>(w[4]);
+  timeval left{};
+  if (limit != nullptr && !try_get(&left, limit)) return false;
+  result = ::select(static_cast<int>(w[0]), as<fd_set*>(w[1]), as<fd_set*>(w[2]), as<fd_set*>(w[3]),
+                    limit != nullptr ? &left : nullptr);
+  if (limit != nullptr) (void)try_put(limit, left);
+  return true;
+}
+
 /// preadv2 and pwritev2: the offset comes in two halves, of which a 64-bit kernel reads the first.
 long vector_transfer(long number, const long* w) {
   auto* entry = number == SYS_preadv2 ? &::preadv2 : &::pwritev2;
@@ -153,6 +165,7 @@ long vector_transfer(long number, const long* w) {
 
 /// The call through our entry. False: none of ours.
 bool serve(long number, const long* w, long& result) {
+  if (number == SYS_select) return poll::may_matter() && select_by_number(w, result);
   switch (number) {
 #define RSOCK_CALL(name, kind, nr, presence, effect) \
   case nr:                                           \

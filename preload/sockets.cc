@@ -1,6 +1,7 @@
 // socket to getpeername: the kernel does the work (D1), we take note.
 
 #include "core/base/config.h"
+#include "core/base/try_copy.h"
 #include "preload/entry.h"
 
 namespace rsock::preload {
@@ -12,7 +13,8 @@ bool may_be_tcp(int domain, int type) noexcept {
 }
 
 bool is_disconnect(const sockaddr* addr, socklen_t len) noexcept {
-  return addr != nullptr && len >= sizeof(addr->sa_family) && addr->sa_family == AF_UNSPEC;
+  sa_family_t family = AF_INET;
+  return len >= sizeof(family) && try_get(&family, &addr->sa_family) && family == AF_UNSPEC;
 }
 
 }  // namespace
@@ -46,24 +48,30 @@ RSOCK_EXPORT int connect(int fd, const sockaddr* addr, socklen_t len) {
   if (FdTable::stream(fd) != nullptr && is_disconnect(addr, len)) {
     stream::pin_to_tcp(fd, "connect to AF_UNSPEC");
   }
-  const long result = outcome(real.connect(fd, addr, len));
-  if (tracking()) stream::on_connect(fd, result);
-  leave_to_stdio(fd);
-  return static_cast<int>(answer(result));
+  return at_point([=] {
+    const long result = outcome(real.connect(fd, addr, len));
+    if (tracking()) stream::on_connect(fd, result);
+    leave_to_stdio(fd);
+    return static_cast<int>(answer(result));
+  });
 }
 
 RSOCK_EXPORT int accept(int listener, sockaddr* addr, socklen_t* len) {
-  const int fd = real.accept(listener, addr, len);
-  if (fd >= 0 && tracking()) stream::on_accept(listener, fd, 0);
-  leave_to_stdio(fd);
-  return fd;
+  return at_point([=] {
+    const int fd = real.accept(listener, addr, len);
+    if (fd >= 0 && tracking()) stream::on_accept(listener, fd, 0);
+    leave_to_stdio(fd);
+    return fd;
+  });
 }
 
 RSOCK_EXPORT int accept4(int listener, sockaddr* addr, socklen_t* len, int flags) {
-  const int fd = real.accept4(listener, addr, len, flags);
-  if (fd >= 0 && tracking()) stream::on_accept(listener, fd, flags);
-  leave_to_stdio(fd);
-  return fd;
+  return at_point([=] {
+    const int fd = real.accept4(listener, addr, len, flags);
+    if (fd >= 0 && tracking()) stream::on_accept(listener, fd, flags);
+    leave_to_stdio(fd);
+    return fd;
+  });
 }
 
 RSOCK_EXPORT int shutdown(int fd, int how) noexcept {

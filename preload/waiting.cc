@@ -2,6 +2,7 @@
 
 #include <time.h>
 
+#include "core/base/try_copy.h"
 #include "core/poll/readiness_ops.h"
 #include "preload/entry.h"
 
@@ -20,11 +21,19 @@ class Milliseconds {
   timespec limit_;
 };
 
-bool acceptable(const timeval* t) noexcept {
-  return t == nullptr || (t->tv_sec >= 0 && t->tv_usec >= 0);
+// What is not acceptable, or can't be read, is for the kernel to refuse.
+bool acceptable(const timeval* limit) noexcept {
+  timeval t{};
+  return limit == nullptr || (try_get(&t, limit) && t.tv_sec >= 0 && t.tv_usec >= 0);
 }
-bool acceptable(const timespec* t) noexcept {
-  return t == nullptr || (t->tv_sec >= 0 && t->tv_nsec >= 0 && t->tv_nsec < 1'000'000'000);
+bool acceptable(const timespec* limit) noexcept {
+  timespec t{};
+  return limit == nullptr ||
+         (try_get(&t, limit) && t.tv_sec >= 0 && t.tv_nsec >= 0 && t.tv_nsec < 1'000'000'000);
+}
+constexpr size_t kSigsetBytes = 8;  // the kernel's
+bool acceptable(const sigset_t* mask) noexcept {
+  return mask == nullptr || readable(mask, kSigsetBytes);
 }
 
 /// select takes more than a million microseconds for seconds (fs/select.c, kern_select).
@@ -54,7 +63,7 @@ using namespace rsock::preload;
 
 RSOCK_EXPORT int poll(pollfd* fds, nfds_t n, int timeout) {
   if (!poll::may_matter()) return real.poll(fds, n, timeout);
-  return aside([=] {
+  return at_point([=] {
     const Milliseconds limit(timeout);
     auto kernel = in_kernel([=] { return real.poll(fds, n, timeout); });
     return static_cast<int>(answer(poll::poll(fds, n, limit.get(), nullptr, kernel)));
@@ -62,8 +71,10 @@ RSOCK_EXPORT int poll(pollfd* fds, nfds_t n, int timeout) {
 }
 
 RSOCK_EXPORT int ppoll(pollfd* fds, nfds_t n, const timespec* timeout, const sigset_t* mask) {
-  if (!poll::may_matter() || !acceptable(timeout)) return real.ppoll(fds, n, timeout, mask);
-  return aside([=] {
+  if (!poll::may_matter() || !acceptable(timeout) || !acceptable(mask)) {
+    return real.ppoll(fds, n, timeout, mask);
+  }
+  return at_point([=] {
     auto kernel = in_kernel([=] { return real.ppoll(fds, n, timeout, mask); });
     return static_cast<int>(answer(poll::poll(fds, n, timeout, mask, kernel)));
   });
@@ -74,7 +85,7 @@ RSOCK_EXPORT int select(int n, fd_set* read, fd_set* write, fd_set* except, time
   if (!poll::may_matter() || !acceptable(timeout)) {
     return real.select(n, read, write, except, timeout);
   }
-  return aside([=] {
+  return at_point([=] {
     const bool limited = timeout != nullptr;
     const timespec limit = limited ? to_timespec(*timeout) : timespec{};
     timespec left = limit;
@@ -83,7 +94,8 @@ RSOCK_EXPORT int select(int n, fd_set* read, fd_set* write, fd_set* except, time
     const long result = poll::select(n, read, write, except, limited ? &limit : nullptr,
                                      limited ? &left : nullptr, nullptr, kernel);
     // Linux tells what is left of the limit; where the kernel did the waiting it has done so.
-    if (limited && !done) *timeout = {left.tv_sec, left.tv_nsec / 1000};
+    // Where it can't, it says nothing (poll_select_finish() in fs/select.c).
+    if (limited && !done) (void)try_put(timeout, timeval{left.tv_sec, left.tv_nsec / 1000});
     return static_cast<int>(answer(result));
   });
 }
@@ -91,10 +103,10 @@ RSOCK_EXPORT int select(int n, fd_set* read, fd_set* write, fd_set* except, time
 RSOCK_EXPORT int pselect(int n, fd_set* read, fd_set* write, fd_set* except,
                          const timespec* timeout, const sigset_t* mask) {
   n = width(n);
-  if (!poll::may_matter() || !acceptable(timeout)) {
+  if (!poll::may_matter() || !acceptable(timeout) || !acceptable(mask)) {
     return real.pselect(n, read, write, except, timeout, mask);
   }
-  return aside([=] {
+  return at_point([=] {
     auto kernel = in_kernel([=] { return real.pselect(n, read, write, except, timeout, mask); });
     // glibc's pselect leaves the limit as it is.
     return static_cast<int>(
@@ -122,7 +134,7 @@ RSOCK_EXPORT int epoll_ctl(int epfd, int op, int fd, epoll_event* event) noexcep
 
 RSOCK_EXPORT int epoll_wait(int epfd, epoll_event* events, int most, int timeout) {
   if (!for_us(epfd)) return real.epoll_wait(epfd, events, most, timeout);
-  return aside([=] {
+  return at_point([=] {
     const Milliseconds limit(timeout);
     auto kernel = in_kernel([=] { return real.epoll_wait(epfd, events, most, timeout); });
     return static_cast<int>(
@@ -132,8 +144,10 @@ RSOCK_EXPORT int epoll_wait(int epfd, epoll_event* events, int most, int timeout
 
 RSOCK_EXPORT int epoll_pwait(int epfd, epoll_event* events, int most, int timeout,
                              const sigset_t* mask) {
-  if (!for_us(epfd)) return real.epoll_pwait(epfd, events, most, timeout, mask);
-  return aside([=] {
+  if (!for_us(epfd) || !acceptable(mask)) {
+    return real.epoll_pwait(epfd, events, most, timeout, mask);
+  }
+  return at_point([=] {
     const Milliseconds limit(timeout);
     auto kernel = in_kernel([=] { return real.epoll_pwait(epfd, events, most, timeout, mask); });
     return static_cast<int>(
@@ -143,10 +157,10 @@ RSOCK_EXPORT int epoll_pwait(int epfd, epoll_event* events, int most, int timeou
 
 RSOCK_EXPORT int epoll_pwait2(int epfd, epoll_event* events, int most, const timespec* timeout,
                               const sigset_t* mask) {
-  if (!for_us(epfd) || !acceptable(timeout)) {
+  if (!for_us(epfd) || !acceptable(timeout) || !acceptable(mask)) {
     return real.epoll_pwait2(epfd, events, most, timeout, mask);
   }
-  return aside([=] {
+  return at_point([=] {
     auto kernel = in_kernel([=] { return real.epoll_pwait2(epfd, events, most, timeout, mask); });
     return static_cast<int>(answer(poll::epoll_wait(epfd, events, most, timeout, mask, kernel)));
   });

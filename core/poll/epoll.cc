@@ -1,8 +1,12 @@
 // epoll_create and epoll_wait, and an instance's end: the program's view of an Instance.
 
+#include <algorithm>
+#include <optional>
 #include <utility>
 
+#include "core/base/call_state.h"
 #include "core/base/thread_signals.h"
+#include "core/base/try_copy.h"
 #include "core/os/os.h"
 #include "core/poll/instance.h"
 #include "core/poll/readiness_ops.h"
@@ -44,7 +48,7 @@ class Asleep {
 
 /// Our own events may be among those that the kernel gave. Returns how many are the program's, and
 /// adds, if asked, what the items behind ours have to say (not twice in one call: a level-triggered
-/// one would be reported again).
+/// one would be reported again). -EFAULT: none is, and `events` is bad.
 int translate(Instance& in, epoll_event* events, int n, int max, bool collect) noexcept {
   int kept = 0;
   bool others = false;
@@ -53,7 +57,8 @@ int translate(Instance& in, epoll_event* events, int n, int max, bool collect) n
     in.rouse_locked();
     kept = in.sort_locked(events, n);
     if (collect && !in.ready.empty() && kept < max) {
-      kept += in.collect_locked(events, kept, max, false);
+      const int more = in.collect_locked(events, kept, max, false);
+      if (more > 0 || kept == 0) kept += more;
     }
     others = in.others_have_to_look_locked();
   }
@@ -150,7 +155,9 @@ long wait_managed(Instance& in, int epfd, epoll_event* events, int max, const De
         if (got) n = in.sort_locked(events, *got);
         asked_kernel = true;
       }
-      n += in.collect_locked(events, n, max, spun && !immediate);
+      const int more = in.collect_locked(events, n, max, spun && !immediate);
+      if (more < 0 && n == 0) return more;
+      n += std::max(more, 0);
       if (n == max) in.kernel_first = true;
       // Under the lock in which nothing was ready: whoever leaves something behind sees us.
       if (n == 0 && spun && !immediate) asleep.begin();
@@ -172,14 +179,39 @@ long wait_managed(Instance& in, int epfd, epoll_event* events, int max, const De
     if (n == max || (n != 0 && asked_kernel)) return n;
     // A handler that came between our locks would have ended a wait in the kernel.
     if (n == 0 && !immediate && since.interrupted()) return -EINTR;
+    std::optional<CancellableSleep> place;
+    if (n == 0 && !immediate) {
+      place.emplace(&wake_for_cancel, this_thread_number());
+      if (place->cancelled()) return -ECANCELED;
+    }
     const auto got =
         os::epoll_pwait2(epfd, events + n, max - n, wait, n == 0 ? sigmask : nullptr, kSigsetBytes);
     asleep.end();
+    // Events that are in hand are not thrown away.
+    if (!got && place && place->cancelled()) return -ECANCELED;
     if (!got) return n != 0 ? n : -value(got.error());
-    n = merge(events, n, translate(in, events + n, *got, max - n, n == 0));
+    const int kernels = translate(in, events + n, *got, max - n, n == 0);
+    if (kernels < 0) return n != 0 ? n : kernels;
+    n = merge(events, n, kernels);
     if (n != 0 || immediate) return n;
     if (*got == 0 && deadline.passed()) return 0;
   }
+}
+
+/// The program's array is bad: an event is found, can't be told, and stays one (ep_send_events() in
+/// fs/eventpoll.c). The array is not the kernel's to try, because our own events come there too.
+long wait_without_place(Instance& in, int epfd, const Deadline& deadline, bool immediate,
+                        const sigset_t* sigmask) noexcept {
+  epoll_event found{};
+  const long n = wait_managed(in, epfd, &found, 1, deadline, immediate, sigmask);
+  if (n <= 0) return n;
+  MutexLock lock(in.mutex);
+  for (Item& item : in.managed_items) {
+    if (item.user.data.u64 != found.data.u64) continue;
+    item.disabled = false;
+    in.make_ready_locked(item, true);
+  }
+  return -EFAULT;
 }
 
 void on_epoll_dup(void* instance, int copy) noexcept {
@@ -223,6 +255,7 @@ void install_hooks() noexcept {
   stream::g_epoll_dup = &on_epoll_dup;
   stream::g_epoll_adopt = &adopt_stream;
   stream::g_epoll_name_gone = &leave_to_kernel;
+  stream::g_poll_forget = [](Stream& s) noexcept { Sleeper::mine().forget(s); };
   stream::g_epoll_lock = &lock_instances;
   stream::g_epoll_unlock = &unlock_instances;
   stream::g_epoll_fork_child = []() noexcept {
@@ -264,6 +297,9 @@ long epoll_wait(int epfd, epoll_event* events, int max_events, const timespec* t
     // Only news of ours, none of it for the program: wait on.
   }
   asleep.end();
+  if (!writable(events, sizeof(*events))) {
+    return wait_without_place(*in, epfd, deadline, immediate, sigmask);
+  }
   return wait_managed(*in, epfd, events, max_events, deadline, immediate, sigmask);
 }
 

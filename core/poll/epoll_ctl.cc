@@ -3,6 +3,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/try_copy.h"
 #include "core/os/os.h"
 #include "core/poll/instance.h"
 #include "core/poll/readiness_ops.h"
@@ -32,15 +33,6 @@ Item* find_item_locked(Stream& s, Instance& in, int fd) noexcept {
 /// another's memory. The number leaves the table before that, so under the lock the table decides.
 bool is_still_locked(Stream& s, int fd) noexcept RSOCK_REQUIRES(s.watch_mutex) {
   return FdTable::stream(fd) == &s;
-}
-
-/// The program's structure, which may be anywhere. The kernel reads it before it looks at the
-/// descriptors (fs/eventpoll.c), and there is none with that number.
-bool copy_in(const Instance& in, epoll_event* event, epoll_event* out) noexcept {
-  const auto r = os::epoll_ctl(in.epfd, EPOLL_CTL_MOD, -1, event);
-  if (!r && r.error() == EFAULT) return false;
-  *out = *event;
-  return true;
 }
 
 /// EPOLLEXCLUSIVE goes with few others, and is never modified (do_epoll_ctl()).
@@ -290,7 +282,7 @@ long epoll_ctl(int epfd, int op, int fd, epoll_event* event, KernelCall kernel) 
   if (op == EPOLL_CTL_DEL) return remove_stream(*in, *s, fd, kernel);
   if (op != EPOLL_CTL_ADD && op != EPOLL_CTL_MOD) return kernel();
   epoll_event copy;
-  if (!copy_in(*in, event, &copy)) return -EFAULT;
+  if (!try_get(&copy, event)) return -EFAULT;
   const long r =
       op == EPOLL_CTL_ADD ? add_stream(*in, *s, fd, copy) : modify_stream(*in, *s, fd, copy);
   in->tell_robbed();

@@ -1,4 +1,5 @@
 #include "core/poll/instance.h"
+#include "core/base/try_copy.h"
 
 #include <poll.h>
 
@@ -185,7 +186,7 @@ bool Instance::may_be_warm_locked(const Item& item, size_t others) const noexcep
 
 int Instance::collect_locked(epoll_event* events, int have, int max, bool arm) noexcept {
   const int n = look_at_all_locked(events, have, max, false);
-  if (!arm || have + n != 0 || ready.empty()) return n;
+  if (!arm || have + n != 0 || ready.empty()) return n;  // or a bad array
   return look_at_all_locked(events, have, max, true);
 }
 
@@ -203,7 +204,8 @@ int Instance::look_at_all_locked(epoll_event* events, int have, int max, bool ar
       continue;
     }
     const bool warm = may_be_warm_locked(item, all);
-    if (!look_locked(item, arm || !warm, &events[n])) {
+    epoll_event found{};
+    if (!look_locked(item, arm || !warm, &found)) {
       if (warm && !arm) {
         ++item.misses;
         make_ready_locked(item, false);
@@ -212,6 +214,12 @@ int Instance::look_at_all_locked(epoll_event* events, int have, int max, bool ar
         item.linked_drowsy = true;
       }
       continue;
+    }
+    if (!try_put(&events[n], found)) {
+      // What stands before it counts, the rest stays news (ep_send_events() in fs/eventpoll.c).
+      item.disabled = false;
+      make_ready_locked(item, true);
+      return n != have ? n - have : -EFAULT;
     }
     item.misses = 0;
     ++n;

@@ -164,9 +164,10 @@ class Instance {
   void rouse_locked() noexcept RSOCK_REQUIRES(mutex);
   /// Out of `ready` or `drowsy`.
   void unlink_locked(Item& item) noexcept RSOCK_REQUIRES(mutex);
-  /// Looks at the ready items, fills events[have, max). Returns how many it added; what stands in
-  /// events[0, have) was given by the kernel in this call. `arm`: the caller sleeps next if there is
-  /// nothing, so nothing may stay in `ready` then.
+  /// Looks at the ready items, fills events[have, max). Returns how many it added; -EFAULT: events
+  /// is bad where the first would go. What stands in events[0, have) was given by the kernel in
+  /// this call. `arm`: the caller sleeps next if there is nothing, so nothing may stay in `ready`
+  /// then.
   int collect_locked(epoll_event* events, int have, int max, bool arm) noexcept
       RSOCK_REQUIRES(mutex);
   /// Something is ready, or was left unarmed, and a thread sleeps: ring() once the mutex is free.

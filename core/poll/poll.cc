@@ -5,12 +5,15 @@
 // channel. With a channel in the set: look at the streams, look at the kernel's part, spin, then
 // arm and sleep in the kernel on doorbells and kernel descriptors together.
 
+#include <cstring>
 #include <memory>
 #include <new>
 
+#include "core/base/call_state.h"
 #include "core/base/config.h"
 #include "core/base/deadline.h"
 #include "core/base/thread_signals.h"
+#include "core/base/try_copy.h"
 #include "core/os/os.h"
 #include "core/poll/poll_set.h"
 #include "core/poll/readiness_ops.h"
@@ -252,8 +255,15 @@ long PollCall::sleep(const Deadline& deadline, const sigset_t* sigmask) noexcept
   // More entries than RLIMIT_NOFILE: EINVAL (fs/select.c), where the program's own array was not.
   if (r == -EINVAL && used > n_) r = sleep_in_kernel(n_, deadline, true, sigmask);
   if (r < 0) return r;
-  const long ready = look();
-  return merge(ready);
+  // Numbers are looked up anew after each sleep (do_pollfd() in fs/select.c).
+  bool changed = false;
+  for (nfds_t i = 0; i < n_; ++i) {
+    if (tracked_[i] == nullptr || FdTable::stream(fds_[i].fd) == tracked_[i]) continue;
+    changed = true;
+    if (streams_[i] != nullptr) --channel_count_;
+    streams_[i] = nullptr;
+  }
+  return changed ? look_at_kernel(look()) : merge(look());
 }
 
 long PollCall::sleep_in_kernel(size_t n, const Deadline& deadline, bool deaf,
@@ -267,8 +277,29 @@ long PollCall::sleep_in_kernel(size_t n, const Deadline& deadline, bool deaf,
   }
   // A handler that came between our locks would have ended a wait in the kernel.
   if (since_.interrupted()) return -EINTR;
+  const CancellableSleep place(
+      [](void* sleeper) noexcept { static_cast<Sleeper*>(sleeper)->ring(); }, &Sleeper::mine());
+  if (place.cancelled()) return -ECANCELED;
   const auto r = os::ppoll(kernel_.get(), n, const_cast<timespec*>(timeout), sigmask, kSigsetBytes);
+  if (place.cancelled()) return -ECANCELED;
   return r ? *r : -value(r.error());
+}
+
+/// Linux waits on its own copy, and fails when it tells what it found.
+long poll_unwritable(const pollfd* fds, nfds_t n, const Deadline& deadline,
+                     const sigset_t* sigmask) {
+  Array<pollfd, kSmall> copy;
+  if (!copy.allocate(n)) return -ENOMEM;
+  memcpy(copy.get(), fds, n * sizeof(*fds));
+  const auto kernel = [&]() -> long {
+    timespec storage;
+    const auto r = os::ppoll(copy.get(), n, const_cast<timespec*>(deadline.as_timespec(&storage)),
+                             sigmask, kSigsetBytes);
+    return r ? *r : -value(r.error());
+  };
+  bool used_kernel = false;
+  const long r = poll_set(copy.get(), n, deadline, sigmask, kernel, &used_kernel);
+  return r < 0 ? r : -EFAULT;
 }
 
 }  // namespace
@@ -286,6 +317,7 @@ long poll_set(pollfd* fds, size_t n, const Deadline& deadline, const sigset_t* s
     if (!channels) return r;
   }
   *used_kernel = false;
+  if (!writable(fds, n * sizeof(*fds))) return poll_unwritable(fds, n, deadline, sigmask);
   const bool immediate = deadline.passed();
   const HandlerWatch since;
   for (;;) {
@@ -304,6 +336,8 @@ long poll_set(pollfd* fds, size_t n, const Deadline& deadline, const sigset_t* s
 long poll(pollfd* fds, nfds_t n, const timespec* timeout, const sigset_t* sigmask,
           KernelCall kernel) {
   if (!may_matter() || n == 0) return kernel();
+  // Bad, or more than a process can have: the kernel says which.
+  if (n > FdTable::kSize || !readable(fds, n * sizeof(*fds))) return kernel();
   bool used_kernel = false;
   return poll_set(fds, n, Deadline::from_timeout(timeout), sigmask, kernel, &used_kernel);
 }

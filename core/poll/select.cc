@@ -3,6 +3,7 @@
 #include <memory>
 #include <new>
 
+#include "core/base/try_copy.h"
 #include "core/poll/poll_set.h"
 #include "core/poll/readiness_ops.h"
 #include "core/stream/stream.h"
@@ -26,6 +27,16 @@ void put(fd_set* set, int fd, bool on) noexcept {
   auto& word = reinterpret_cast<unsigned long*>(set)[fd / 64];
   const unsigned long bit = 1ul << (fd % 64);
   word = on ? word | bit : word & ~bit;
+}
+
+/// check(set, bytes) of each: the kernel looks at whole words of the first nfds bits.
+template <typename Set, typename Check>
+bool all_sets(int nfds, Set* r, Set* w, Set* e, Check check) noexcept {
+  const size_t bytes = (static_cast<size_t>(nfds) + 63) / 64 * 8;
+  for (Set* set : {r, w, e}) {
+    if (set != nullptr && !check(set, bytes)) return false;
+  }
+  return true;
 }
 
 /// Does the set hold anything that is ours?
@@ -71,6 +82,7 @@ long scatter(const pollfd* fds, size_t n, fd_set* r, fd_set* w, fd_set* e) noexc
 long select(int nfds, fd_set* read, fd_set* write, fd_set* except, const timespec* timeout,
             timespec* remaining, const sigset_t* sigmask, KernelCall kernel) {
   if (!may_matter() || nfds <= 0 || nfds > FdTable::kSize ||
+      !all_sets(nfds, read, write, except, readable) ||  // the kernel says EFAULT
       !anything_ours(nfds, read, write, except)) {
     return kernel();
   }
@@ -94,6 +106,7 @@ long select(int nfds, fd_set* read, fd_set* write, fd_set* except, const timespe
                   static_cast<long>(left % 1'000'000'000u)};
   }
   if (r < 0) return r;
+  if (!all_sets(nfds, read, write, except, writable)) return -EFAULT;
   return scatter(fds, n, read, write, except);
 }
 

@@ -3,9 +3,11 @@
 #include <sys/eventfd.h>
 
 #include <new>
+#include <utility>
 
 #include "core/os/os.h"
 #include "core/poll/instance.h"
+#include "core/stream/stay.h"
 
 namespace rsock::poll {
 
@@ -24,17 +26,25 @@ void SleepWatcher::on_closed(stream::Stream&) noexcept { owner_.ring(); }
 
 void SleepWatcher::link(stream::Stream& s) noexcept {
   stream_ = &s;
-  MutexLock lock(s.watch_mutex);
-  if (s.watching.load(memory_order_relaxed) != 0) evict_parked_locked(s, nullptr);
-  stream::link_watcher_locked(s, *this);
+  {
+    MutexLock lock(s.watch_mutex);
+    if (s.watching.load(memory_order_relaxed) != 0) evict_parked_locked(s, nullptr);
+    stream::link_watcher_locked(s, *this);
+  }
+  // seq_cst: a look at the number follows (stay.h).
+  s.inside.fetch_add(1, std::memory_order_seq_cst);
 }
 
 bool SleepWatcher::unlink() noexcept {
   if (stream_ == nullptr) return true;
   if (stream_->watch_mutex.held_by_me()) return false;
-  MutexLock lock(stream_->watch_mutex);
-  if (is_linked()) stream::unlink_watcher_locked(*stream_, *this);
-  stream_ = nullptr;
+  stream::Stream& s = *std::exchange(stream_, nullptr);
+  {
+    MutexLock lock(s.watch_mutex);
+    if (!is_linked()) return true;  // the stream is closed, or another one
+    stream::unlink_watcher_locked(s, *this);
+  }
+  stream::leave_stream(s);
   return true;
 }
 
@@ -119,6 +129,15 @@ void Sleeper::unlink_used() noexcept {
   const size_t n = used_.load(memory_order_relaxed);
   for (size_t k = 0; k < n; ++k) (void)at(k)->unlink();
   used_.store(0, memory_order_relaxed);
+}
+
+void Sleeper::forget(stream::Stream& s) noexcept {
+  const size_t n = used_.load(memory_order_relaxed);
+  for (size_t k = 0; k < n; ++k) {
+    if (at(k)->stream_ != &s) continue;
+    (void)at(k)->unlink();
+    disturbed_.store(true, memory_order_relaxed);
+  }
 }
 
 void Sleeper::ring() noexcept {

@@ -1,5 +1,6 @@
 // A thread that sleeps in poll(2) with streams: its bell, and the watchers that strike it.
 //
+// A sleeper keeps its streams, as poll keeps its files (stream/stay.h).
 // Ownership: all of it is the thread's, none of it a call's. A signal handler may leave poll() by
 // siglongjmp, which runs no destructors, while the streams go on naming the watchers: what such a
 // call left linked stays valid memory, is unlinked by the thread's next call, and at the latest by
@@ -66,6 +67,8 @@ class Sleeper {
   /// The bell; -1 when no descriptor is to be had.
   int fd() const noexcept { return bell_.get(); }
   void ring() noexcept;
+  /// This thread closes s: a handler that interrupts its sleep, or the program after siglongjmp.
+  void forget(stream::Stream& s) noexcept;
   /// In a forked child: the bell would be the parent's too.
   void forget_bell() noexcept { bell_.reset(); }
 

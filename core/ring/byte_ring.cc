@@ -1,7 +1,5 @@
 #include "core/ring/byte_ring.h"
 
-#include <cstring>
-
 namespace rsock::ring {
 
 void RingWriter::refresh() noexcept {
@@ -22,7 +20,8 @@ size_t RingWriter::copy_in(IovCursor& from, size_t limit) noexcept {
   const size_t first = std::min(limit, capacity_ - at);
   const size_t n = from.gather(base_ + at, first);
   if (n < first || n == limit) return n;
-  return n + from.gather(base_, limit - n);
+  const size_t rest = from.gather(base_, limit - n);
+  return from.faulted() ? 0 : n + rest;
 }
 
 size_t RingWriter::unread_spans(uint64_t from, size_t n, iovec spans[2]) const noexcept {
@@ -49,7 +48,8 @@ size_t RingReader::copy_out(IovCursor& to, size_t limit) const noexcept {
   const size_t first = std::min(limit, capacity_ - at);
   const size_t n = to.scatter(base_ + at, first);
   if (n < first || n == limit) return n;
-  return n + to.scatter(base_, limit - n);
+  const size_t rest = to.scatter(base_, limit - n);
+  return to.faulted() ? 0 : n + rest;
 }
 
 bool RingReader::move_head_slow(uint64_t found, uint64_t to, uint64_t seal) noexcept {

@@ -38,8 +38,8 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 
+#include "core/base/try_copy.h"
 #include "core/ring/iov_cursor.h"
 
 namespace rsock::ring {
@@ -103,8 +103,8 @@ class RingWriter {
 
   /// Copies up to `limit` bytes in and publishes them at once. Looks at the reader's word only when
   /// the room it knows of is less than `limit`. 0 when full, sealed by us, failed, or when `from`
-  /// has ended. After a freeze by the reader bytes are still taken: they are part of what is
-  /// replayed.
+  /// has ended or lies at a bad address (then none of the bytes is published). After a freeze by
+  /// the reader bytes are still taken: they are part of what is replayed.
   size_t write(IovCursor& from, size_t limit) noexcept {
     if (known_room() < limit) refresh();
     const size_t n = copy_in(from, std::min(limit, known_room()));
@@ -117,12 +117,12 @@ class RingWriter {
   }
 
   /// write() for one short piece: all of it or nothing (0). Nothing too when it would cross the
-  /// edge.
+  /// edge, or lies at a bad address.
   size_t put(const void* from, size_t n) noexcept {
     if (known_room() < n) refresh();
     const size_t at = tail_ & (capacity_ - 1);
     if (known_room() < n || capacity_ - at < n) return 0;
-    std::memcpy(base_ + at, from, n);
+    if (!try_copy(base_ + at, from, n)) return 0;
     tail_ += n;
     publish(tail_word_, tail_);  // as in write()
     if (n <= kSmall && known_room() > kAhead) prefetch_for_write(place(tail_ + kAhead));
@@ -193,7 +193,8 @@ class RingReader {
 
   /// Copies up to `limit` bytes out and releases them at once. Looks at the writer's word only when
   /// the bytes it knows of are fewer than `limit`. 0 when empty, frozen, failed, or when `to` has
-  /// ended. Memory of `to` may have been written although 0 is returned.
+  /// ended or lies at a bad address (then none is released). Memory of `to` may have been written
+  /// although 0 is returned.
   size_t read(IovCursor& to, size_t limit) noexcept {
     if (known_bytes() < limit) refresh();
     const size_t n = copy_out(to, std::min(limit, known_bytes()));
@@ -201,13 +202,13 @@ class RingReader {
   }
 
   /// read() into one short piece. Nothing (0) when it would cross the edge: half of what is there
-  /// looks to the program as if that were all.
+  /// looks to the program as if that were all. Nothing too at a bad address.
   size_t take(void* to, size_t limit) noexcept {
     if (known_bytes() < limit) refresh();
     const size_t at = head_ & (capacity_ - 1);
     const size_t n = std::min(limit, known_bytes());
     if (n == 0 || n > capacity_ - at) return 0;
-    std::memcpy(to, base_ + at, n);
+    if (!try_copy(to, base_ + at, n)) return 0;
     return release(n) ? n : 0;
   }
 

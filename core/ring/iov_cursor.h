@@ -11,7 +11,8 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstring>
+
+#include "core/base/try_copy.h"
 
 namespace rsock::ring {
 
@@ -23,17 +24,32 @@ class IovCursor {
   }
 
   bool done() const noexcept { return i_ == n_; }
+  /// The next `limit` bytes, or what there is, can be read now.
+  bool readable_ahead(size_t limit) const noexcept {
+    size_t at = at_;
+    for (size_t i = i_; i < n_ && limit > 0; ++i, at = 0) {
+      const size_t n = std::min(iov_[i].iov_len - at, limit);
+      if (!readable(static_cast<const std::byte*>(iov_[i].iov_base) + at, n)) return false;
+      limit -= n;
+    }
+    return true;
+  }
+  /// A piece lies at a bad address: the last copy failed as a whole, and every later one does.
+  bool faulted() const noexcept { return faulted_; }
 
-  /// Copies up to `limit` bytes from the pieces to `to`; less only when the pieces end.
+  /// Copies up to `limit` bytes from the pieces to `to`; less only when the pieces end. 0 at a bad
+  /// address.
   size_t gather(std::byte* to, size_t limit) noexcept {
-    return walk(
-        limit, [to](std::byte* piece, size_t n, size_t done) { std::memcpy(to + done, piece, n); });
+    return walk(limit, [to](std::byte* piece, size_t n, size_t done) {
+      return try_copy(to + done, piece, n);
+    });
   }
 
-  /// Copies up to `limit` bytes from `from` into the pieces; less only when the pieces end.
+  /// Copies up to `limit` bytes from `from` into the pieces; less only when the pieces end. 0 at a
+  /// bad address.
   size_t scatter(const std::byte* from, size_t limit) noexcept {
     return walk(limit, [from](std::byte* piece, size_t n, size_t done) {
-      std::memcpy(piece, from + done, n);
+      return try_copy(piece, from + done, n);
     });
   }
 
@@ -43,7 +59,11 @@ class IovCursor {
     size_t done = 0;
     while (done < limit && i_ < n_) {
       const size_t n = std::min(iov_[i_].iov_len - at_, limit - done);
-      copy(static_cast<std::byte*>(iov_[i_].iov_base) + at_, n, done);
+      if (!copy(static_cast<std::byte*>(iov_[i_].iov_base) + at_, n, done)) {
+        faulted_ = true;
+        i_ = n_;
+        return 0;
+      }
       done += n;
       at_ += n;
       settle();
@@ -60,6 +80,7 @@ class IovCursor {
   size_t n_;
   size_t i_ = 0;
   size_t at_;
+  bool faulted_ = false;
 };
 
 }  // namespace rsock::ring

@@ -8,6 +8,7 @@ constinit Hook<void(void*, int)> g_epoll_close;
 constinit Hook<void(void*, int)> g_epoll_dup;
 constinit Hook<void(Stream&, int)> g_epoll_adopt;
 constinit Hook<void(Stream&, int)> g_epoll_name_gone;
+constinit Hook<void(Stream&)> g_poll_forget;
 constinit Hook<void()> g_epoll_lock;
 constinit Hook<void()> g_epoll_unlock;
 constinit Hook<void()> g_epoll_fork_child;

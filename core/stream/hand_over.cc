@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "core/base/cancel_off.h"
 #include "core/base/log.h"
 #include "core/os/os.h"
 #include "core/stream/bell_sleep.h"
@@ -83,6 +84,8 @@ HandOver set_down_and_wait(Stream& s, Reason reason, const Patience& patience) n
 
 long wait_until_kernel_sends_locked(Stream& s, Deadline deadline,
                                     const HandlerWatch& since) noexcept {
+  // Who waits here is in a call that is no cancellation point, or can't be left before its end.
+  const CancelOff whole;
   const uint32_t generation = s.generation.load(std::memory_order_acquire);
   const bool closed = s.closed.load(std::memory_order_relaxed);
   while (s.channel && s.tx.state != TxState::kKernel) {

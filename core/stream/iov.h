@@ -6,6 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "core/base/try_copy.h"
+
 namespace rsock::stream {
 
 /// Sum of the lengths, capped at Linux's MAX_RW_COUNT (INT_MAX rounded down to a page:
@@ -26,7 +28,7 @@ inline constexpr size_t kMaxPieces = 1024;  // UIO_MAXIOV
 /// refuses the call without moving a byte.
 inline bool iov_acceptable(const iovec* iov, size_t n) noexcept {
   constexpr size_t kMaxTotal = ~size_t{0} >> 1;
-  if (n > kMaxPieces || (iov == nullptr && n > 0)) return false;
+  if (n > kMaxPieces || !readable(iov, n * sizeof(*iov))) return false;
   size_t total = 0;
   for (size_t i = 0; i < n; ++i) {
     if (iov[i].iov_len > kMaxTotal - total) return false;
@@ -35,17 +37,12 @@ inline bool iov_acceptable(const iovec* iov, size_t n) noexcept {
   return true;
 }
 
-inline bool address_impossible(const void* at) noexcept {
-  const auto a = reinterpret_cast<uintptr_t>(at);
-  return a < 4096 || a >= uintptr_t{1} << 56;
-}
-
-/// Addresses that no buffer can have: the first page, and the kernel's half. Linux answers EFAULT;
-/// a copy of ours would end the program. (A bad address in between is found out by the copy:
-/// core/DESIGN.md, limits.)
+/// Addresses of the kernel's half: Linux answers EFAULT at once (access_ok()), where any other bad
+/// address is found by the copy, if there is something to copy.
 inline bool iov_impossible(const iovec* iov, size_t n) noexcept {
+  constexpr uintptr_t kUsers = uintptr_t{1} << 56;
   for (size_t i = 0; i < n; ++i) {
-    if (iov[i].iov_len != 0 && address_impossible(iov[i].iov_base)) return true;
+    if (iov[i].iov_len != 0 && reinterpret_cast<uintptr_t>(iov[i].iov_base) >= kUsers) return true;
   }
   return false;
 }

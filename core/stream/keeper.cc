@@ -29,7 +29,7 @@ constexpr uint64_t kLongestPauseNs = 300 * kSecondNs;
 constinit uint64_t g_first_pause_ns = 10 * kSecondNs;
 
 /// Of the first thread, when it ended.
-sigset_t g_mask_at_end;
+uint64_t g_mask_at_end = 0;
 
 constexpr size_t kStackBytes = 1 << 20;  // address space: touched pages only cost memory
 
@@ -92,10 +92,9 @@ bool may_be_in_handler(KeeperInside& in) noexcept {
 }
 
 bool create_thread(void* (*run)(void*) noexcept, size_t stack) noexcept {
-  sigset_t all;
-  sigset_t old;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &old);  // leaves glibc's own signals alone (setuid needs them)
+  constexpr uint64_t kGlibcs = uint64_t{3} << 31;  // 32 and 33: setuid needs them
+  uint64_t old = 0;
+  set_signal_mask(~kGlibcs, &old);
   // Thread-local storage counts against the stack size (glibc, allocate_stack): where the program's
   // does not leave enough, the default size is tried.
   bool created = false;
@@ -108,7 +107,7 @@ bool create_thread(void* (*run)(void*) noexcept, size_t stack) noexcept {
     created = pthread_create(&thread, &attr, run, nullptr) == 0;
     pthread_attr_destroy(&attr);
   }
-  pthread_sigmask(SIG_SETMASK, &old, nullptr);
+  set_signal_mask(old, nullptr);
   return created;
 }
 
@@ -196,7 +195,7 @@ void end_process() noexcept {
   inside().first_thread_left.store(false, std::memory_order_relaxed);
   const auto run = [](void*) noexcept -> void* {
     // The program's exit handlers run as in the thread that ended, not with every signal blocked.
-    pthread_sigmask(SIG_SETMASK, &g_mask_at_end, nullptr);
+    set_signal_mask(g_mask_at_end, nullptr);
     exit(0);
   };
   if (!create_thread(run, 0)) run(nullptr);
@@ -299,12 +298,17 @@ void Keeper::give_back(int fd) noexcept {
   }
 }
 
-bool Keeper::adopt_locked(Stream& s, int fd) noexcept {
+bool Keeper::hold_locked(Stream& s, int fd) noexcept {
   // The program's number is about to be free: it has no fewer than before.
   auto copy = os::dup_internal_anywhere(fd);
   if (!copy) copy = copy_to_reserve(inside(), fd);
   if (!copy) return false;
   move_watch_locked(s, copy->release());
+  return true;
+}
+
+bool Keeper::adopt_locked(Stream& s, int fd) noexcept {
+  if (!hold_locked(s, fd)) return false;
   watch_for_room(s);
   s.adopted.store(true, std::memory_order_release);
   inside().adopted.fetch_add(1, std::memory_order_release);
@@ -374,7 +378,8 @@ void Keeper::resume() noexcept {
 }
 
 void Keeper::first_thread_ends() noexcept {
-  pthread_sigmask(SIG_SETMASK, nullptr, &g_mask_at_end);  // published by the store below
+  raw_syscall(SYS_rt_sigprocmask, SIG_BLOCK, 0, reinterpret_cast<long>(&g_mask_at_end),
+              sizeof(g_mask_at_end));  // published by the store below
   inside().first_thread_left.store(true, std::memory_order_seq_cst);
   if (inside().life.load(std::memory_order_seq_cst) == KeeperLife::kRunning) wake_keeper();
 }

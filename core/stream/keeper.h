@@ -34,6 +34,9 @@ class Keeper {
   /// Wakes when the TCP socket has room again: a replay waits. tx lock held.
   static void watch_for_room(Stream& s) noexcept;
 
+  /// The program closed fd, but calls of other threads are inside (stay.h): from now on the stream
+  /// has a number of ours. False: none to be had. tx and rx locks held.
+  static bool hold_locked(Stream& s, int fd) noexcept;
   /// The program closed fd, but a replay is owed: the keeper takes the stream over with a
   /// descriptor of its own. False: no descriptor to be had. tx and rx locks held.
   static bool adopt_locked(Stream& s, int fd) noexcept;
@@ -44,7 +47,7 @@ class Keeper {
   static void free_number_locked(Stream& s, int fd) noexcept;
   /// The thread that waited for an adopted stream goes; the keeper sees to the rest.
   static void leave_to_keeper() noexcept;
-  /// The descriptor of an adopted stream that is finished.
+  /// The descriptor of an adopted or held stream that is finished.
   static void give_back(int fd) noexcept;
   /// The channel of s is gone; the stream may be lifted again when it is worth it.
   static void detached(Stream& s) noexcept;

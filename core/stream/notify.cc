@@ -56,4 +56,14 @@ void unlink_watchers(Stream& s) noexcept {
   }
 }
 
+void unlink_items(Stream& s) noexcept {
+  MutexLock lock(s.watch_mutex);
+  for (auto it = s.watchers.begin(); it != s.watchers.end();) {
+    Watcher& w = *it++;
+    if (!w.survives_fork()) continue;
+    s.watchers.erase(s.watchers.iterator_to(w));
+    w.on_closed(s);
+  }
+}
+
 }  // namespace rsock::stream

@@ -27,6 +27,7 @@
 #include "core/stream/lineage.h"
 #include "core/stream/moves.h"
 #include "core/stream/socket_ops.h"
+#include "core/stream/stay.h"
 #include "core/transport/shm/segment_pool.h"
 
 namespace rsock::stream {
@@ -71,16 +72,22 @@ void finish_adopted() noexcept {
   } while (replayed_bytes() != before);
 }
 
+/// None of the program's, that is.
+bool without_number(const Stream& s) noexcept {
+  return s.adopted.load(std::memory_order_relaxed) || s.orphaned.load(std::memory_order_relaxed);
+}
+
 /// The parent's threads and keeper are not here: nobody is in the kernel, nobody holds a lock. A
 /// channel that could not be let go of in time belongs to the parent.
 void reset_in_child(Stream& s, void*) noexcept RSOCK_NO_TSA {
+  s.inside.store(0, std::memory_order_relaxed);
   for (Mutex* m : {&s.tx.mutex, &s.rx.mutex, &s.watch_mutex}) m->reset_after_fork();
   drop_sleepers_in_child(s);
   s.tx.gate.reset_after_fork();
   s.rx.gate.reset_after_fork();
   if (s.tx.barred) (void)s.tx.gate.take();  // the parent's parent still sends
   if (s.channel) {
-    const bool adopted = s.adopted.load(std::memory_order_relaxed);
+    const bool adopted = without_number(s);
     // Bytes of ours that are not on TCP yet are the parent's to send, and so is what follows them.
     // A gate that is never given back keeps everybody from the kernel.
     if (s.tx.state != TxState::kKernel && !adopted) s.tx.barred = s.tx.gate.take();
@@ -114,8 +121,9 @@ void reset_in_child(Stream& s, void*) noexcept RSOCK_NO_TSA {
   s.set_downs = 0;
 }
 
-/// Streams whose program closed them while a replay was owed: the parent's keeper finishes them, on
-/// a number that we have inherited. As long as we hold it the peer would get no FIN.
+/// Streams whose program closed them while a replay was owed, or while calls were inside: the
+/// parent's keeper or threads finish them, on a number that we have inherited. As long as we hold
+/// it the peer would get no FIN.
 struct Adopted {
   static constexpr size_t kMax = 64;
   Stream* streams[kMax];
@@ -124,7 +132,7 @@ struct Adopted {
 
 void find_adopted(Stream& s, void* arg) noexcept {
   auto* a = static_cast<Adopted*>(arg);
-  if (s.adopted.load(std::memory_order_relaxed) && a->count < Adopted::kMax) {
+  if (without_number(s) && a->count < Adopted::kMax) {
     a->streams[a->count++] = &s;
   }
 }
@@ -137,6 +145,7 @@ void drop_adopted_in_child() noexcept {
     for (size_t i = 0; i < a.count; ++i) {
       Stream& s = *a.streams[i];
       s.adopted.store(false, std::memory_order_relaxed);
+      s.orphaned.store(false, std::memory_order_relaxed);
       os::OwnedFd(s.fd.exchange(-1, std::memory_order_relaxed)).reset();
       release_stream(s);
     }
@@ -149,7 +158,7 @@ struct Unready {
 };
 
 void find_unready(Stream& s, void* arg) noexcept RSOCK_NO_TSA {
-  if (s.adopted.load(std::memory_order_relaxed)) return;
+  if (without_number(s)) return;
   const bool pinned = s.pinned.load(std::memory_order_relaxed);
   // Bytes of a peer that has ended stay where they are: nobody can put them on TCP.
   const bool lifted =
@@ -240,6 +249,7 @@ void after_fork_child() noexcept {
   Keeper::after_fork_child();
   counters_after_fork_child();
   lineage_in_child();
+  forget_stays_in_child();
   for_each_stream(reset_in_child, nullptr);
   drop_adopted_in_child();
 }

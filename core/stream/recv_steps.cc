@@ -40,6 +40,7 @@ long read_ring_locked(Stream& s, const iovec* iov, size_t n, size_t skip, size_t
   size_t got = 0;
   if ((flags & MSG_TRUNC) == 0) {
     got = s.channel->rx_read(iov, n, skip, limit, peek);
+    if (got == Channel::kFault) return -EFAULT;
   } else {  // on TCP it counts instead of copying (tcp(7)); the buffer may be no buffer
     got = peek ? std::min(s.channel->rx_available(), limit) : s.channel->rx_discard(limit);
   }
@@ -172,8 +173,8 @@ long tcp_step_locked(Stream& s, int fd, const iovec* iov, size_t n, size_t skip,
     } else if (*got == allowed && known && limit > allowed) {
       // Up to the switch, and nothing was taken: what follows is the ring's. A program that peeks
       // for a whole header would peek for ever.
-      return static_cast<long>(*got) +
-             read_ring_locked(s, iov, n, skip + *got, limit - *got, flags);
+      const long more = read_ring_locked(s, iov, n, skip + *got, limit - *got, flags);
+      return static_cast<long>(*got) + std::max(more, 0L);
     }
     return static_cast<long>(*got);
   }

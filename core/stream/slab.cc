@@ -85,6 +85,8 @@ void reset(Stream& s, int fd, bool nonblocking) noexcept {
   s.path_failed = false;
   s.failed = false;
   s.awaited = false;
+  s.inside.store(0, std::memory_order_relaxed);
+  s.orphaned.store(false, std::memory_order_relaxed);
   s.path_failed_ns = 0;
   s.error.store(0, std::memory_order_relaxed);
   for (int i = 0; i < kPaths; ++i) {

@@ -55,8 +55,6 @@ bool before_close(int fd) noexcept;
 /// Waits as SO_LINGER asks: the number is free meanwhile, as on Linux. Handlers of this thread run
 /// behind it.
 void after_close() noexcept;
-/// after_close() has something to do: the close in between must not be left by pthread_cancel.
-bool close_waits() noexcept;
 /// [first, last] without our internal descriptors: calls `range(a, b)` for each gap. For
 /// close_range and closefrom.
 void for_each_program_range(unsigned first, unsigned last, void (*range)(unsigned, unsigned, void*),
@@ -88,6 +86,8 @@ extern Hook<void(void* instance, int copy)> g_epoll_dup;
 extern Hook<void(Stream& s, int fd)> g_epoll_adopt;
 /// One of several numbers of a stream is about to be closed; the number still works.
 extern Hook<void(Stream& s, int fd)> g_epoll_name_gone;
+/// This thread is about to close the last number of s, and may have left a sleep in poll on it.
+extern Hook<void(Stream& s)> g_poll_forget;
 /// Over a fork: every instance and the memory of items locked, unlocked in the parent, made anew in
 /// the child.
 extern Hook<void()> g_epoll_lock;

@@ -110,6 +110,9 @@ class Stream : public boost::intrusive::list_base_hook<
   std::atomic<bool> closed{false};  // no descriptor of the program is left
   std::atomic<bool> adopted{
       false};  // closed, and the keeper finishes what is owed on a descriptor of its own
+  // Calls that have slept on it and not returned, and: no number of the program is left (stay.h).
+  std::atomic<int> inside{0};
+  std::atomic<bool> orphaned{false};
   // Adopted, and the thread that closed it waits (SO_LINGER) and finishes it; under both locks.
   bool awaited = false;
   std::atomic<uint32_t>* holders =
@@ -205,5 +208,7 @@ void link_watcher_locked(Stream& s, Watcher& w) noexcept RSOCK_REQUIRES(s.watch_
 void unlink_watcher_locked(Stream& s, Watcher& w) noexcept RSOCK_REQUIRES(s.watch_mutex);
 /// Unlinks every watcher and tells it that the stream is closed.
 void unlink_watchers(Stream& s) noexcept;
+/// The same for epoll items only: who sleeps in poll goes on.
+void unlink_items(Stream& s) noexcept;
 
 }  // namespace rsock::stream

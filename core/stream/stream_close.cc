@@ -14,6 +14,7 @@
 #include "core/stream/keeper_loop.h"
 #include "core/stream/moves.h"
 #include "core/stream/socket_ops.h"
+#include "core/stream/stay.h"
 
 namespace rsock::stream {
 namespace {
@@ -217,6 +218,16 @@ void choose_other_fd(Stream& s, int gone) noexcept {
   }
 }
 
+/// fd is the last number. It is the caller's to close afterwards.
+void close_for_good(Stream& s, int fd) noexcept {
+  unlink_watchers(s);
+  std::shared_ptr<Channel> last;
+  if (!close_last(s, fd, &last)) return;
+  unlink_watchers(s);
+  last.reset();
+  release_stream(s);
+}
+
 }  // namespace
 
 bool unread_in_channel_locked(Stream& s) noexcept {
@@ -288,22 +299,23 @@ bool before_close(int fd) noexcept {
     g_epoll_name_gone(*s, fd);
     return true;
   }
+  if (leave_to_those_inside(*s, fd)) return true;
   // Before a close that waits: no epoll instance reports of it meanwhile (__fput() in
   // fs/file_table.c). And while the stream is ours: one that the keeper goes on with may be
   // another's the moment after.
-  unlink_watchers(*s);
-  std::shared_ptr<Channel> last;
-  if (!close_last(*s, fd, &last)) return true;
-  unlink_watchers(*s);
-  last.reset();
-  release_stream(*s);
+  close_for_good(*s, fd);
   return true;
 }
 
-bool close_waits() noexcept { return t_waiting.stream != nullptr; }
+void close_orphan(Stream& s) noexcept {
+  const int fd = s.fd.load(std::memory_order_relaxed);
+  close_for_good(s, fd);
+  Keeper::give_back(fd);
+  after_close();  // SO_LINGER: whoever lets go of the file last waits
+}
 
 void after_close() noexcept {
-  if (!close_waits()) return;
+  if (t_waiting.stream == nullptr) return;
   const WaitingClose waiting = std::exchange(t_waiting, {});
   finish_awaited(*waiting.stream, waiting.deadline);
   release_handlers();

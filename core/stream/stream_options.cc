@@ -8,6 +8,7 @@
 
 #include "core/base/config.h"
 #include "core/base/log.h"
+#include "core/base/try_copy.h"
 #include "core/os/os.h"
 #include "core/stream/hand_over.h"
 #include "core/stream/lineage.h"
@@ -58,7 +59,8 @@ void note_nonblocking(Stream& s, bool nonblocking) noexcept RSOCK_NO_TSA {
 
 /// Options whose effect we do not reproduce on a channel: their user gets the kernel's stream.
 Reason pins(int level, int name, const void* value, socklen_t len) noexcept {
-  const int v = value != nullptr && len >= sizeof(int) ? *static_cast<const int*>(value) : 0;
+  int v = 0;
+  if (len >= sizeof(int)) (void)try_get(&v, static_cast<const int*>(value));
   if (level == SOL_SOCKET) {
     switch (name) {
       case SO_RCVLOWAT:
@@ -269,6 +271,7 @@ int pin_to_tcp(int fd, const char* reason, bool will_send) noexcept {
 
 void pin_passed_descriptors(const msghdr* msg) noexcept {
   if (msg == nullptr || msg->msg_control == nullptr) return;
+  // (The caller has seen that both can be read.)
   auto* header = const_cast<msghdr*>(msg);
   for (cmsghdr* c = CMSG_FIRSTHDR(header); c != nullptr; c = CMSG_NXTHDR(header, c)) {
     if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS || c->cmsg_len < CMSG_LEN(0))

@@ -13,21 +13,29 @@
 #include "core/stream/moves.h"
 #include "core/stream/socket_ops.h"
 #include "core/stream/spin.h"
+#include "core/stream/stay.h"
 
 namespace rsock::stream {
 namespace {
 
 constexpr int kKernelOnlyFlags = MSG_OOB | MSG_ERRQUEUE;
 
+/// A number of the stream that is open as long as the lock is held: the caller's own may be closed
+/// meanwhile, and be another file's.
+int fd_locked(Stream& s) noexcept RSOCK_REQUIRES(s.rx.mutex) {
+  return s.fd.load(std::memory_order_relaxed);
+}
+
 /// Sleeps until something may have changed. Called with the lock held, returns with it held.
-long sleep_for_bytes(Stream& s, int fd, Deadline deadline, const HandlerWatch& since,
+long sleep_for_bytes(Stream& s, Stay& stay, Deadline deadline, const HandlerWatch& since,
                      const iovec* iov, size_t n, size_t skip, size_t limit, int flags,
                      long* got) noexcept RSOCK_REQUIRES(s.rx.mutex) {
   std::shared_ptr<Channel> ch = s.channel;
   const uint32_t bell = ch->rx_bell();
   ch->rx_arm(transport::Sleep::kFutex);
-  *got = rx_try_locked(s, fd, iov, n, skip, limit, flags);
+  *got = rx_try_locked(s, fd_locked(s), iov, n, skip, limit, flags);
   if (*got != -EAGAIN) return 0;
+  stay.note_locked();
   timespec storage;
   // Bytes in hand: a signal ends the call, whatever SA_RESTART says (tcp_recvmsg returns the
   // count).
@@ -35,9 +43,9 @@ long sleep_for_bytes(Stream& s, int fd, Deadline deadline, const HandlerWatch& s
                        deadline.for_futex(&storage, skip != 0), since);
 }
 
-long wait_locked(Stream& s, int fd, Deadline deadline, const HandlerWatch& since, const iovec* iov,
-                 size_t n, size_t skip, size_t limit, int flags, long* got) noexcept
-    RSOCK_REQUIRES(s.rx.mutex) {
+long wait_locked(Stream& s, Stay& stay, Deadline deadline, const HandlerWatch& since,
+                 const iovec* iov, size_t n, size_t skip, size_t limit, int flags,
+                 long* got) noexcept RSOCK_REQUIRES(s.rx.mutex) {
   SpinBudget spin(s.rx.spin);
   *got = -EAGAIN;
   if (s.rx.state == RxState::kRing) {
@@ -50,7 +58,7 @@ long wait_locked(Stream& s, int fd, Deadline deadline, const HandlerWatch& since
       cpu_relax();
     }
   }
-  const long result = sleep_for_bytes(s, fd, deadline, since, iov, n, skip, limit, flags, got);
+  const long result = sleep_for_bytes(s, stay, deadline, since, iov, n, skip, limit, flags, got);
   spin.missed();
   return result;
 }
@@ -60,19 +68,21 @@ bool tcp_is_over(int fd) noexcept { return os::poll_now(fd, POLLRDHUP) != 0; }
 
 /// MSG_PEEK | MSG_WAITALL found `have` bytes of `want` pieces: waits for more. False: this is all
 /// there will be.
-bool wait_for_more_locked(Stream& s, int fd, const iovec* iov, size_t n, size_t have, size_t want,
-                          int flags, Deadline deadline, const HandlerWatch& since) noexcept
-    RSOCK_REQUIRES(s.rx.mutex) {
+bool wait_for_more_locked(Stream& s, Stay& stay, const iovec* iov, size_t n, size_t have,
+                          size_t want, int flags, Deadline deadline,
+                          const HandlerWatch& since) noexcept RSOCK_REQUIRES(s.rx.mutex) {
   if (s.rx.state == RxState::kKernel || have >= want) return false;
   if (s.rx.state == RxState::kRing && have >= s.channel->capacity()) return false;
   std::shared_ptr<Channel> ch = s.channel;
   const uint32_t bell = ch->rx_bell();
   ch->rx_arm(transport::Sleep::kFutex);
+  const int fd = fd_locked(s);
   if (rx_try_locked(s, fd, iov, n, 0, want, flags) != static_cast<long>(have)) return true;
   if (s.channel != ch || s.rx.shut || s.peer_gone.load(std::memory_order_acquire) ||
       ch->rx_turn().kind != TurnKind::kOpen || tcp_is_over(fd)) {
     return false;
   }
+  stay.note_locked();
   timespec storage;
   const long slept = sleep_on_bell(s.rx.mutex, std::move(ch), &Channel::rx_sleep, bell,
                                    deadline.for_futex(&storage, true), since);
@@ -80,7 +90,7 @@ bool wait_for_more_locked(Stream& s, int fd, const iovec* iov, size_t n, size_t 
 }
 
 /// The managed half of recv(): loops over attempts and waits.
-long recv_managed(Stream& s, int fd, const iovec* iov, size_t n, size_t total, size_t* done,
+long recv_managed(Stream& s, Stay& stay, const iovec* iov, size_t n, size_t total, size_t* done,
                   int flags) noexcept {
   const uint32_t generation = s.generation.load(std::memory_order_relaxed);
   const bool blocking =
@@ -92,10 +102,10 @@ long recv_managed(Stream& s, int fd, const iovec* iov, size_t n, size_t total, s
   for (;;) {
     if (*done == 0 && deadline.is_never()) since.begin_again();
     if (!s.owned_by(generation) || s.closed.load(std::memory_order_relaxed)) return -EBADF;
-    long got = rx_try_locked(s, fd, iov, n, *done, total - *done, flags);
+    long got = rx_try_locked(s, fd_locked(s), iov, n, *done, total - *done, flags);
     long waited = 0;
     if (got == -EAGAIN && blocking) {
-      waited = wait_locked(s, fd, deadline, since, iov, n, *done, total - *done, flags, &got);
+      waited = wait_locked(s, stay, deadline, since, iov, n, *done, total - *done, flags, &got);
       if (waited == 0 && got == -EAGAIN) continue;
     }
     if (waited != 0) return *done != 0 ? static_cast<long>(*done) : waited;
@@ -104,7 +114,7 @@ long recv_managed(Stream& s, int fd, const iovec* iov, size_t n, size_t total, s
     }
     if (got <= 0) return *done != 0 ? static_cast<long>(*done) : got;
     if ((flags & MSG_PEEK) != 0 && (flags & MSG_WAITALL) != 0 && blocking &&
-        wait_for_more_locked(s, fd, iov, n, static_cast<size_t>(got), total, flags, deadline,
+        wait_for_more_locked(s, stay, iov, n, static_cast<size_t>(got), total, flags, deadline,
                              since)) {
       continue;
     }
@@ -112,7 +122,7 @@ long recv_managed(Stream& s, int fd, const iovec* iov, size_t n, size_t total, s
     // At the switch, what follows is in the ring. A count shorter than asked for means to many that
     // all is read (epoll(7), EPOLLET), and no edge would follow.
     while (s.rx.state == RxState::kTcp && *done < total && (flags & MSG_PEEK) == 0) {
-      const long more = rx_try_locked(s, fd, iov, n, *done, total - *done, flags);
+      const long more = rx_try_locked(s, fd_locked(s), iov, n, *done, total - *done, flags);
       if (more <= 0) break;
       *done += static_cast<size_t>(more);
     }
@@ -195,16 +205,43 @@ long count_received(Stream& s, long r, int flags) noexcept {
   return r;
 }
 
-/// What is left of a blocking MSG_WAITALL whose beginning came from the ring.
-long recv_rest_in_kernel(Stream& s, int fd, const iovec* iov, size_t n, size_t total, size_t done,
-                         int flags) noexcept {
+/// One attempt in the kernel, on a number that is surely the stream's.
+long recv_now(Stream& s, const iovec* iov, size_t n, size_t skip, size_t limit,
+              int flags) noexcept {
   iovec slice[kIovBatch];
   msghdr msg{};
   msg.msg_iov = slice;
-  msg.msg_iovlen = iov_slice(iov, n, done, total - done, slice, kIovBatch);
-  const auto got = os::recvmsg(fd, &msg, flags);
-  if (!got) return static_cast<long>(done);
-  return static_cast<long>(done) + count_received(s, static_cast<long>(*got), flags);
+  msg.msg_iovlen = iov_slice(iov, n, skip, limit, slice, kIovBatch);
+  MutexLock lock(s.rx.mutex);
+  if (s.closed.load(std::memory_order_relaxed)) return -EBADF;
+  const auto got = os::recvmsg(fd_locked(s), &msg, (flags & ~MSG_WAITALL) | MSG_DONTWAIT);
+  return got ? static_cast<long>(*got) : -value(got.error());
+}
+
+/// The kernel's half without the program's own call: for what is left of a blocking MSG_WAITALL
+/// whose beginning came from the ring, and for a call whose number was closed while it slept.
+long recv_by_hand(Stream& s, const iovec* iov, size_t n, size_t total, size_t done,
+                  int flags) noexcept {
+  const bool blocking =
+      (flags & MSG_DONTWAIT) == 0 && !s.nonblocking.load(std::memory_order_relaxed);
+  const Deadline deadline =
+      Deadline::from_option(blocking ? s.rcv_timeout_ns.load(std::memory_order_relaxed) : 0);
+  HandlerWatch since;
+  for (;;) {
+    if (done == 0 && deadline.is_never()) since.begin_again();
+    long r = recv_now(s, iov, n, done, total - done, flags);
+    if (r == -EAGAIN && blocking) {
+      r = sleep_in_kernel(s.fd.load(std::memory_order_relaxed), POLLIN | POLLRDHUP, deadline, since,
+                          done != 0);
+      if (r == 0) continue;
+    }
+    if (r <= 0)
+      return done != 0 ? static_cast<long>(done) : judge_kernel_end(s, r, blocking, deadline);
+    (void)count_received(s, r, flags);
+    done += static_cast<size_t>(r);
+    const bool all = (flags & MSG_WAITALL) != 0 && (flags & MSG_PEEK) == 0;
+    if (!all || done >= total) return static_cast<long>(done);
+  }
 }
 
 /// Leaving the kernel, the last one tries what had to wait for it.
@@ -239,7 +276,7 @@ std::optional<long> recv_by_kernel(Stream& s, int flags, KernelCall kernel) {
 size_t recv_short(Stream& s, void* to, size_t n, int flags) noexcept {
   constexpr int kFlags = MSG_DONTWAIT | MSG_NOSIGNAL;
   if ((flags & ~kFlags) != 0 || n == 0 || n > Channel::kShort || !s.rx.gate.managed()) return 0;
-  if (address_impossible(to) || !s.rx.mutex.try_lock()) return 0;
+  if (!s.rx.mutex.try_lock()) return 0;
   size_t got = 0;
   // What recv_managed() asks before it reads.
   if (s.rx.state == RxState::kRing && !s.closed.load(std::memory_order_relaxed)) {
@@ -255,24 +292,24 @@ long recv(Stream& s, int fd, const iovec* iov, size_t n, int flags, KernelCall k
     if ((flags & MSG_OOB) != 0) pin_to_tcp(fd, "MSG_OOB", false);
     return kernel();
   }
+  Stay stay(s);
   size_t done = 0;
   size_t total = 0;
   for (;;) {
-    if (done == 0) {
+    // Once it has slept the number may be another file's.
+    if (done == 0 && (!stay.noted() || FdTable::stream(fd) == &s)) {
       if (const auto r = recv_by_kernel(s, flags, kernel)) return *r;
     } else if (s.rx.gate.enter()) {
       GateVisit visit(s.rx.gate, AfterRecv{s});
-      return recv_rest_in_kernel(s, fd, iov, n, total, done, flags);
+      return recv_by_hand(s, iov, n, total, done, flags);
     }
     // A signal handler interrupted this very thread in the middle of a copy: it can't wait for
     // itself.
     if (s.rx.mutex.held_by_me()) return -EAGAIN;
     if (!iov_acceptable(iov, n)) return kernel();  // which moves nothing and knows the error
     if (total == 0) total = iov_total(iov, n);
-    // MSG_TRUNC takes bytes away without touching the buffer.
-    if ((flags & MSG_TRUNC) == 0 && iov_impossible(iov, n))
-      return done != 0 ? static_cast<long>(done) : -EFAULT;
-    long r = recv_managed(s, fd, iov, n, total, &done, flags);
+    if (iov_impossible(iov, n)) return done != 0 ? static_cast<long>(done) : -EFAULT;
+    long r = recv_managed(s, stay, iov, n, total, &done, flags);
     if (r == -EPROTO) {
       fail_stream(s, "peer broke the protocol");
       return done != 0 ? static_cast<long>(done) : -ECONNRESET;

@@ -5,7 +5,9 @@
 
 #include <algorithm>
 
+#include "core/base/cancel_off.h"
 #include "core/base/deadline.h"
+#include "core/base/try_copy.h"
 #include "core/os/os.h"
 #include "core/stream/bell_sleep.h"
 #include "core/stream/bounce_buffer.h"
@@ -13,6 +15,7 @@
 #include "core/stream/moves.h"
 #include "core/stream/socket_ops.h"
 #include "core/stream/spin.h"
+#include "core/stream/stay.h"
 
 namespace rsock::stream {
 namespace {
@@ -37,8 +40,8 @@ bool spin_for_room_locked(Stream& s, SpinBudget& spin, size_t need) noexcept
 /// Sleeps until there may be `need` bytes of room. Lock held on entry and return. 0: look again;
 /// else -errno. `partial`: bytes were taken already, so a signal ends the call, whatever SA_RESTART
 /// says (tcp_sendmsg returns the count).
-long wait_for_room_locked(Stream& s, Deadline deadline, const HandlerWatch& since, size_t need,
-                          bool partial) noexcept RSOCK_REQUIRES(s.tx.mutex) {
+long wait_for_room_locked(Stream& s, Stay& stay, Deadline deadline, const HandlerWatch& since,
+                          size_t need, bool partial) noexcept RSOCK_REQUIRES(s.tx.mutex) {
   SpinBudget spin(s.tx.spin);
   if (s.tx.state == TxState::kRing && spin_for_room_locked(s, spin, need)) return 0;
   std::shared_ptr<Channel> ch = s.channel;
@@ -50,6 +53,7 @@ long wait_for_room_locked(Stream& s, Deadline deadline, const HandlerWatch& sinc
     return 0;
   }
   if (s.tx.state == TxState::kReplay && flush_replay_locked(s)) return 0;
+  stay.note_locked();
   timespec storage;
   const long result = sleep_on_bell(s.tx.mutex, std::move(ch), &Channel::tx_sleep, bell,
                                     deadline.for_futex(&storage, partial), since);
@@ -63,14 +67,15 @@ void count_ring_locked(Stream& s, size_t took) noexcept RSOCK_REQUIRES(s.tx.mute
   count_managed(s.sent[static_cast<int>(s.channel->kind())], took);
 }
 
-/// One attempt in the ring. True: go on (look at *done), false: full.
-bool write_ring_locked(Stream& s, const iovec* iov, size_t n, size_t total, size_t* done) noexcept
+/// One attempt in the ring. 0: go on (look at *done); -EAGAIN: full; -EFAULT.
+long write_ring_locked(Stream& s, const iovec* iov, size_t n, size_t total, size_t* done) noexcept
     RSOCK_REQUIRES(s.tx.mutex) {
   const size_t took = s.channel->tx_write(iov, n, *done, total - *done);
-  if (took == 0) return false;
+  if (took == Channel::kFault) return -EFAULT;
+  if (took == 0) return -EAGAIN;
   count_ring_locked(s, took);
   *done += took;
-  return true;
+  return 0;
 }
 
 /// A message of up to a third of the ring is taken whole or, without blocking, not at all. POLLOUT
@@ -100,8 +105,8 @@ bool tell_no_space_locked(Stream& s) noexcept RSOCK_REQUIRES(s.tx.mutex) {
   return true;
 }
 
-Step send_managed(Stream& s, const iovec* iov, size_t n, size_t total, size_t* done, int flags,
-                  long* error, bool* fin) noexcept {
+Step send_managed(Stream& s, Stay& stay, const iovec* iov, size_t n, size_t total, size_t* done,
+                  int flags, long* error, bool* fin) noexcept {
   const uint32_t generation = s.generation.load(std::memory_order_relaxed);
   const bool blocking =
       (flags & MSG_DONTWAIT) == 0 && !s.nonblocking.load(std::memory_order_relaxed);
@@ -143,7 +148,14 @@ Step send_managed(Stream& s, const iovec* iov, size_t n, size_t total, size_t* d
         *error = -EAGAIN;
         return Step::kError;
       }
-      if (s.channel->tx_room(need) >= need && write_ring_locked(s, iov, n, total, done)) continue;
+      if (s.channel->tx_room(need) >= need) {
+        const long e = write_ring_locked(s, iov, n, total, done);
+        if (e == 0) continue;
+        if (e == -EFAULT) {
+          *error = e;
+          return Step::kError;
+        }
+      }
       if (s.channel->tx_failed()) {
         *error = -EPROTO;
         return Step::kError;
@@ -156,7 +168,7 @@ Step send_managed(Stream& s, const iovec* iov, size_t n, size_t total, size_t* d
       *error = -EAGAIN;
       return Step::kError;
     }
-    if (const long e = wait_for_room_locked(s, deadline, since, need, *done != 0); e != 0) {
+    if (const long e = wait_for_room_locked(s, stay, deadline, since, need, *done != 0); e != 0) {
       *error = e;
       return Step::kError;
     }
@@ -172,19 +184,45 @@ long count_sent(Stream& s, long r) noexcept {
   return r;
 }
 
-/// The rest of a message whose beginning went into the ring before the direction was set down. A
-/// blocking send never returns a short count for our reasons.
-long send_rest_in_kernel(Stream& s, int fd, const iovec* iov, size_t n, size_t total, size_t done,
-                         int flags) noexcept {
+/// One attempt in the kernel, on a number that is surely the stream's.
+long send_now(Stream& s, const iovec* iov, size_t n, size_t skip, size_t limit,
+              int flags) noexcept {
+  iovec slice[kIovBatch];
+  msghdr msg{};
+  msg.msg_iov = slice;
+  msg.msg_iovlen = iov_slice(iov, n, skip, limit, slice, kIovBatch);
+  MutexLock lock(s.tx.mutex);
+  if (s.closed.load(std::memory_order_relaxed)) return -EBADF;
+  const auto sent =
+      os::sendmsg(s.fd.load(std::memory_order_relaxed), &msg, flags | MSG_NOSIGNAL | MSG_DONTWAIT);
+  return sent ? static_cast<long>(*sent) : -value(sent.error());
+}
+
+/// The kernel's half without the program's own call: for the rest of a message whose beginning went
+/// into the ring before the direction was set down (a blocking send never returns a short count for
+/// our reasons), and for a call whose number was closed while it slept.
+long send_by_hand(Stream& s, const iovec* iov, size_t n, size_t total, size_t done,
+                  int flags) noexcept {
+  const bool blocking =
+      (flags & MSG_DONTWAIT) == 0 && !s.nonblocking.load(std::memory_order_relaxed);
+  const Deadline deadline =
+      Deadline::from_option(blocking ? s.snd_timeout_ns.load(std::memory_order_relaxed) : 0);
+  HandlerWatch since;
   while (done < total) {
-    iovec slice[kIovBatch];
-    msghdr msg{};
-    msg.msg_iov = slice;
-    msg.msg_iovlen = iov_slice(iov, n, done, total - done, slice, kIovBatch);
-    const auto sent = os::sendmsg(fd, &msg, flags | MSG_NOSIGNAL);
-    if (!sent) break;  // the next call of the program meets the error
-    count_sent(s, static_cast<long>(*sent));
-    done += *sent;
+    if (done == 0 && deadline.is_never()) since.begin_again();
+    long r = send_now(s, iov, n, done, total - done, flags);
+    if (r == -EAGAIN && blocking) {
+      r = sleep_in_kernel(s.fd.load(std::memory_order_relaxed), POLLOUT, deadline, since,
+                          done != 0);
+      if (r == 0) continue;
+    }
+    if (r < 0) {  // with bytes sent the next call of the program meets the error
+      if (done != 0) break;
+      if (r == -EPIPE && (flags & MSG_NOSIGNAL) == 0) os::raise_here(SIGPIPE);
+      return r;
+    }
+    (void)count_sent(s, r);
+    done += static_cast<size_t>(r);
   }
   return static_cast<long>(done);
 }
@@ -212,7 +250,7 @@ std::optional<long> send_by_kernel(Stream& s, int flags, KernelCall kernel) {
 size_t send_short(Stream& s, const void* from, size_t n, int flags) noexcept {
   constexpr int kFlags = MSG_DONTWAIT | MSG_NOSIGNAL | MSG_MORE;
   if ((flags & ~kFlags) != 0 || n == 0 || n > Channel::kShort || !s.tx.gate.managed()) return 0;
-  if (address_impossible(from) || !s.tx.mutex.try_lock()) return 0;
+  if (!s.tx.mutex.try_lock()) return 0;
   size_t took = 0;
   // What send_managed() asks before it writes.
   if (s.tx.state == TxState::kRing && !s.tx.shut && !s.tx.fin_owed && !s.tx.lied &&
@@ -230,14 +268,17 @@ long send(Stream& s, int fd, const iovec* iov, size_t n, int flags, KernelCall k
     if (const int e = pin_to_tcp(fd, "MSG_OOB"); e != 0) return -e;
     return kernel();
   }
+  Stay stay(s);
   size_t done = 0;
   size_t total = 0;
   for (;;) {
-    if (done == 0) {
+    // Once it has slept the number may be another file's.
+    const bool own_number = !stay.noted() || FdTable::stream(fd) == &s;
+    if (done == 0 && own_number) {
       if (const auto r = send_by_kernel(s, flags, kernel)) return *r;
     } else if (s.tx.gate.enter()) {
       GateVisit visit(s.tx.gate, AfterSend{s});
-      return send_rest_in_kernel(s, fd, iov, n, total, done, flags);
+      return send_by_hand(s, iov, n, total, done, flags);
     }
     // A signal handler interrupted this very thread in the middle of a copy: it can't wait for
     // itself.
@@ -247,12 +288,13 @@ long send(Stream& s, int fd, const iovec* iov, size_t n, int flags, KernelCall k
     if (iov_impossible(iov, n)) return done != 0 ? static_cast<long>(done) : -EFAULT;
     long error = 0;
     bool fin = false;
-    switch (send_managed(s, iov, n, total, &done, flags, &error, &fin)) {
+    switch (send_managed(s, stay, iov, n, total, &done, flags, &error, &fin)) {
       case Step::kDone:
         return static_cast<long>(done);
       case Step::kKernel:
         maybe_detach(s);
         if (!fin) continue;  // the kernel's, or lifted again meanwhile: the loop finds out
+        if (done == 0 && !own_number) return send_by_hand(s, iov, n, total, done, flags);
         return done != 0 ? static_cast<long>(done) : kernel();
       case Step::kError:
         if (error == -EPROTO) {
@@ -276,7 +318,9 @@ long sendfile_piece(Stream& s, int fd, int in_fd, off_t* offset, size_t want, vo
   if (*got == 0) return 0;
   iovec iov{buffer, *got};
   const long sent = send(s, fd, &iov, 1, 0, [&]() -> long {
-    const auto r = os::send(fd, buffer, *got, 0);
+    // The whole call is inside (stay.h): a number of ours stays until it leaves.
+    const int number = FdTable::stream(fd) == &s ? fd : s.fd.load(std::memory_order_relaxed);
+    const auto r = os::send(number, buffer, *got, 0);
     return r ? static_cast<long>(*r) : -value(r.error());
   });
   if (sent > 0) *offset += sent;
@@ -287,9 +331,10 @@ long sendfile_piece(Stream& s, int fd, int in_fd, off_t* offset, size_t want, vo
 
 long sendfile(Stream& s, int fd, int in_fd, off_t* offset, size_t count, KernelCall kernel) {
   if (const auto r = send_by_kernel(s, 0, kernel)) return *r;
+  const CancelOff whole;  // no cancellation point, while send() is one
   off_t at = 0;
   if (offset != nullptr) {
-    at = *offset;
+    if (!try_get(&at, offset)) return -EFAULT;
   } else {
     const auto position = os::lseek(in_fd, 0, SEEK_CUR);
     if (!position) {  // not seekable: only the kernel can move it
@@ -302,6 +347,11 @@ long sendfile(Stream& s, int fd, int in_fd, off_t* offset, size_t count, KernelC
   if (count > kMax) count = kMax;
   const BounceBuffer buffer;
   if (buffer.data() == nullptr) return -ENOMEM;
+  Stay stay(s);
+  {
+    MutexLock lock(s.tx.mutex);
+    stay.note_locked();
+  }
   size_t done = 0;
   long error = 0;
   while (done < count) {
@@ -313,7 +363,7 @@ long sendfile(Stream& s, int fd, int in_fd, off_t* offset, size_t count, KernelC
     done += static_cast<size_t>(r);
   }
   if (offset != nullptr) {
-    *offset = at;
+    if (!try_put(offset, at)) return -EFAULT;  // the bytes are sent all the same
   } else {
     (void)os::lseek(in_fd, at, SEEK_SET);
   }

@@ -60,6 +60,9 @@ class Channel {
  public:
   /// Most bytes of tx_put() and rx_take(): what is published, and released, in one go.
   static constexpr size_t kShort = 16 * 1024;
+  /// In place of a count: nothing was moved, because the first piece that would have been lies at a
+  /// bad address (EFAULT).
+  static constexpr size_t kFault = SIZE_MAX;
 
   virtual ~Channel() = default;
   Channel(const Channel&) = delete;
@@ -75,7 +78,7 @@ class Channel {
   /// knows of fewer than `want`: the line is the peer's, and a look costs a cache miss.
   virtual size_t tx_room(size_t want = SIZE_MAX) noexcept = 0;
   /// Gathers up to `limit` bytes from iov[0..n), beginning `skip` bytes into it, publishes them and
-  /// wakes a sleeping receiver. Returns the bytes taken; 0 when full.
+  /// wakes a sleeping receiver. Returns the bytes taken; 0 when full; kFault.
   virtual size_t tx_write(const iovec* iov, size_t n, size_t skip, size_t limit) noexcept = 0;
   /// tx_write() of one piece of up to kShort bytes: all of it, or 0 and tx_write() knows more.
   virtual size_t tx_put(const void* from, size_t n) noexcept = 0;
@@ -98,7 +101,7 @@ class Channel {
   /// Scatters up to `limit` bytes into iov[0..n), beginning `skip` bytes into it. With peek nothing
   /// is consumed. Otherwise releases the bytes and wakes a sender when a third of the ring is free
   /// again (sk_stream_write_space() in net/core/stream.c wakes at the same share). Returns the
-  /// bytes.
+  /// bytes, or kFault.
   virtual size_t rx_read(const iovec* iov, size_t n, size_t skip, size_t limit,
                          bool peek) noexcept = 0;
   /// rx_read() into one piece of up to kShort bytes. All of it that is there, or 0 and rx_read()

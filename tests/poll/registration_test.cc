@@ -4,6 +4,7 @@
 
 #include <thread>
 
+#include "tests/base/faults.h"
 #include "tests/poll/door.h"
 #include "tests/poll/epoll.h"
 
@@ -123,6 +124,7 @@ TEST_P(EpollStreams, TheKernelsErrorsWithAndWithoutAChannel) {
     if (lifted) {
       ASSERT_TRUE(ping_until_lifted(c));
     }
+    test::FaultsRecovered faults;
     auto* nowhere = reinterpret_cast<epoll_event*>(-4096);
     EXPECT_EQ(epoll.control(EPOLL_CTL_ADD, c.left, nowhere), -EFAULT);
     EXPECT_EQ(epoll.control(EPOLL_CTL_ADD, c.left, nullptr), -EFAULT);

@@ -84,7 +84,6 @@ void on_dup(int fd, int copy) noexcept {
   FdTable::set(copy, FdKind::kStream, fake::fake_stream());
 }
 void after_close() noexcept {}
-bool close_waits() noexcept { return false; }
 bool before_close(int fd) noexcept {
   note("before_close %d", fd);
   FdTable::clear(fd);

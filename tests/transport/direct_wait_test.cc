@@ -11,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "core/base/call_state.h"
 #include "core/base/thread_signals.h"
 #include "tests/transport/verbs_pair.h"
 
@@ -63,6 +64,35 @@ TEST_F(DirectWaitTest, ASleeperTakesTheEventItselfNotTheKeeper) {
   const uint64_t before = test_keeper()->events();
   ping_pong(pair, kMessages);
   // Two sleepers, one place: what comes while neither has it is the keeper's.
+  EXPECT_LT(test_keeper()->events() - before, uint64_t{kMessages});
+}
+
+/// As sleep_on_bell() does: pthread_cancel ends it by the channel's own bells.
+TEST_F(DirectWaitTest, ACancelledSleeperGivesThePlaceBack) {
+  Pair pair = ready_pair();
+  ASSERT_TRUE(pair.a && pair.b);
+  for (int i = 0; i < 20; ++i) {
+    std::atomic<CallState*> state{nullptr};
+    const uint32_t bell = pair.b->rx_bell();
+    pair.b->rx_arm(Sleep::kFutex);
+    std::thread sleeper([&] {
+      const CancellableSleep place(
+          [](void* channel) noexcept { static_cast<Channel*>(channel)->wake_local(); },
+          pair.b.get());
+      state = &call_state();
+      if (!place.cancelled()) {
+        EXPECT_TRUE(pair.b->rx_sleep(bell, &kLong).has_value());
+      }
+      EXPECT_TRUE(place.cancelled());
+    });
+    while (state.load() == nullptr) std::this_thread::yield();
+    if (i % 4 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    if (state.load()->request_and_hold()) state.load()->wake_held();
+    sleeper.join();
+  }
+  constexpr int kMessages = 200;
+  const uint64_t before = test_keeper()->events();
+  ping_pong(pair, kMessages);
   EXPECT_LT(test_keeper()->events() - before, uint64_t{kMessages});
 }
 

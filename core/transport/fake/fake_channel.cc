@@ -241,6 +241,7 @@ class FakeChannel final : public Channel {
     if (link_->failed()) return 0;
     ring::IovCursor from(iov, n, skip);
     const size_t done = writer_.write(from, limit);
+    if (from.faulted()) return kFault;
     if (done != 0) link_->published(side_);
     return done;
   }
@@ -261,8 +262,9 @@ class FakeChannel final : public Channel {
   size_t rx_read(const iovec* iov, size_t n, size_t skip, size_t limit,
                  bool peek) noexcept override {
     ring::IovCursor to(iov, n, skip);
-    if (peek) return reader_.peek(to, limit);
-    const size_t done = reader_.read(to, limit);
+    const size_t done = peek ? reader_.peek(to, limit) : reader_.read(to, limit);
+    if (to.faulted()) return kFault;
+    if (peek) return done;
     if (done != 0) link_->released(1 - side_);
     return done;
   }

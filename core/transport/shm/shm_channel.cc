@@ -85,6 +85,7 @@ size_t ShmChannel::tx_write(const iovec* iov, size_t n, size_t skip, size_t limi
     // seq_cst: the load half of Dekker, see byte_ring.h. Pairs with rx_arm().
     if (tx_.rx_sleep.load(memory_order_seq_cst) != 0) wake_receiver();
   } while (done < limit && !from.done());
+  if (done == 0 && from.faulted()) return kFault;
   return done;
 }
 
@@ -126,7 +127,10 @@ size_t ShmChannel::rx_take(void* to, size_t n) noexcept {
 size_t ShmChannel::rx_read(const iovec* iov, size_t n, size_t skip, size_t limit,
                            bool peek) noexcept {
   ring::IovCursor to(iov, n, skip);
-  if (peek) return reader_.peek(to, limit);
+  if (peek) {
+    const size_t seen = reader_.peek(to, limit);
+    return to.faulted() ? kFault : seen;
+  }
   const size_t piece = ring::release_piece(capacity());
   size_t done = 0;
   do {
@@ -142,6 +146,7 @@ size_t ShmChannel::rx_read(const iovec* iov, size_t n, size_t skip, size_t limit
     done += moved;
     wake_sender_if_roomy();
   } while (done < limit && !to.done());
+  if (done == 0 && to.faulted()) return kFault;
   return done;
 }
 

@@ -195,10 +195,12 @@ size_t VerbsChannel::tx_write(const iovec* iov, size_t n, size_t skip, size_t li
     // The first piece of many leaves while the others are copied; the rest in as few calls as there
     // are large writes.
     if (done == moved || posted_.load(memory_order_relaxed) + kLongestWrite <= writer_.tail())
-      // `more` only if there is room for it: what it promises must follow.
-      (void)push(done < limit && !from.done() && writer_.room(1) != 0);
+      // `more` only if there is room for it, and it can be read: what it promises must follow.
+      (void)push(done < limit && !from.done() && writer_.room(1) != 0 &&
+                 from.readable_ahead(ring::kPublishPiece));
   } while (done < limit && !from.done());
   if (done != 0 && posted_.load(memory_order_relaxed) != writer_.tail()) (void)push();
+  if (done == 0 && from.faulted()) return kFault;
   return done;
 }
 
@@ -242,7 +244,10 @@ size_t VerbsChannel::rx_read(const iovec* iov, size_t n, size_t skip, size_t lim
                              bool peek) noexcept {
   ring::IovCursor to(iov, n, skip);
   if (reader_.known() < limit) (void)device_->progress();
-  if (peek) return reader_.peek(to, limit);
+  if (peek) {
+    const size_t seen = reader_.peek(to, limit);
+    return to.faulted() ? kFault : seen;
+  }
   const size_t piece = ring::release_piece(capacity());
   size_t done = 0;
   do {
@@ -251,6 +256,7 @@ size_t VerbsChannel::rx_read(const iovec* iov, size_t n, size_t skip, size_t lim
     done += moved;
     credit();
   } while (done < limit && !to.done());
+  if (done == 0 && to.faulted()) return kFault;
   return done;
 }
 
