@@ -10,12 +10,14 @@ the driver itself is never preloaded.
 """
 
 import argparse
+import collections
 import hashlib
 import json
 import os
 import pathlib
 import shutil
 import signal
+import subprocess
 import sys
 import time
 import traceback
@@ -47,6 +49,14 @@ def process_lives(pid):
 def group_lives(group):
     """Whether a process of the group still runs."""
     return any(group_of(stat) == group for stat in pathlib.Path("/proc").glob("[0-9]*/stat"))
+
+
+def wait_until(holds, what, limit=8):
+    deadline = time.monotonic() + limit
+    while not holds():
+        if time.monotonic() > deadline:
+            raise RuntimeError("not within %d s: %s" % (limit, what))
+        time.sleep(0.01)
 
 
 class Side:
@@ -92,6 +102,13 @@ class Side:
             self.lifts(program, lifts)
         return self.finish(program, timeout)
 
+    def run_plainly(self, argv, timeout=60):
+        """What only prepares the case: without the shim on either side."""
+        done = subprocess.run([str(a) for a in argv], env=pairs.plain_environment(), cwd=self.folder, timeout=timeout,
+                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+        if done.returncode != 0:
+            raise RuntimeError("%s: %s" % (argv, done.stdout.decode(errors="replace")[-1500:]))
+
     def start_asking(self, function, *arguments):
         """Runs a function of the driver's own file in a process of its own."""
         return self.start([pairs.python(), "-B", self.script, ASK, function.__name__, *map(str, arguments)],
@@ -131,9 +148,10 @@ class Side:
         if not truth:
             self.complaints.append(what)
 
-    def lifts(self, program, streams=1, fast_bytes=1):
-        """The summaries of the program's processes must show so many streams lifted, so many bytes over them."""
-        self.proofs.append((program, streams, fast_bytes))
+    def lifts(self, program, streams=1, fast_bytes=1, heirs=False):
+        """The summaries of the program's processes must show so many streams lifted, so many bytes over them. With
+        `heirs` the first process does not count: those that it forked or executed have to show it."""
+        self.proofs.append((program, streams, fast_bytes, heirs))
 
     # ---- ending -----------------------------------------------------------------------------------
 
@@ -169,15 +187,15 @@ class Side:
             return
         if not self.proofs:
             self.complaints.append("the case names no program whose streams must be lifted")
-        for program, streams, fast_bytes in self.proofs:
-            summary = program.summary()
+        for program, streams, fast_bytes, heirs in self.proofs:
+            summary = [line for line in program.summary() if not heirs or line["pid"] != program.process.pid]
             count, (fast, slow) = pairs.lifted(summary), pairs_net.path_bytes(summary)
             self.figures.setdefault("lifted", []).append("%s:%d" % (program.summary_path.stem[3:], count))
             if count < streams or fast < fast_bytes:
-                reasons = [line["not_lifted"] for line in summary if line["not_lifted"]]
+                reasons = sum((collections.Counter(line["not_lifted"]) for line in summary), collections.Counter())
                 self.complaints.append(
                     "%s: %d summaries, %d streams lifted of %d, %d bytes over shared memory (%d over TCP), %s"
-                    % (" ".join(program.argv)[:120], len(summary), count, streams, fast, slow, reasons))
+                    % (" ".join(program.argv)[:120], len(summary), count, streams, fast, slow, dict(reasons)))
 
     def logged(self):
         """What the library had to warn of, and the ends of the programs' own errors, for who has to find out."""
