@@ -99,7 +99,8 @@ def use_by_curl(side, port, label, how=(), sizes=SIZES):
         got.unlink()
     for size in sizes[-2:]:  # these wait for "100 Continue" first
         name = "put-%s-%d" % (label.replace(" ", "-"), size)
-        text = side.run(["curl", "-sS", *how, "-T", root / str(size), "-w", "%{http_code} %{size_upload}", url(port, name)])
+        text = side.run(["curl", "-sS", *how, "-T", root / str(size), "-w", "%{http_code} %{size_upload}",
+                         url(port, name)])
         side.saw("%s, sent %d" % (label, size), text.decode())
         side.demand(services.digest_file(root / name) == services.digest_file(root / str(size)),
                     "%s: what was stored is not what was sent" % label)
