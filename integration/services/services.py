@@ -222,11 +222,17 @@ class Side:
         return "\n".join(lines)[-4000:]
 
 
+def cpu_of_children():
+    """Seconds that all programs which have ended by now computed, the driver's own work not among them."""
+    times = os.times()
+    return times.children_user + times.children_system
+
+
 def one_side(case, mode, library, script):
     with pairs_net.new_folder("services") as folder:
         side = Side(mode, library, folder, script)
         os.chmod(folder, 0o755)  # workers of a service may be another user's
-        started = time.monotonic()
+        started, cpu = time.monotonic(), cpu_of_children()
         try:
             case(side)
         except Exception as why:  # whatever it is, the programs are stopped and the other cases run
@@ -238,6 +244,7 @@ def one_side(case, mode, library, script):
         except ValueError as why:
             side.complaints.append(str(why))
         side.figure("seconds", round(time.monotonic() - started, 1))
+        side.figure("cpu", round(cpu_of_children() - cpu, 1))
         side.log = side.logged() if side.complaints else ""
         return side
 
