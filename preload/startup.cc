@@ -29,6 +29,7 @@ constinit int g_forks_within = 0;     // under g_mutex: forks by a signal handle
 constinit std::atomic<bool> g_early{false};
 constinit std::atomic<bool> g_started{false};
 constinit std::atomic<bool> g_stands_back{false};
+constinit std::atomic<bool> g_only_owes_line{false};  // nothing was tracked, and nothing will be
 constinit std::atomic<int> g_process{0};
 
 constexpr size_t kMaxVariables = 63;
@@ -92,6 +93,8 @@ void watch_fork() noexcept { pthread_atfork(before_any_fork, after_any_fork, in_
 void read_configuration() noexcept { load_config(g_environment); }
 
 void log_complaints() noexcept {
+  // Relaxed: set by this thread, or by one that ends the process or forbids it everything just now.
+  if (g_only_owes_line.load(std::memory_order_relaxed)) return;
   for (size_t i = 0; i < config_complaints(); ++i) RSOCK_LOG(kWarn, "%s", config_complaint(i));
 }
 
@@ -135,6 +138,15 @@ bool start() noexcept {
   return true;
 }
 
+/// A process that never met a socket has a line to write, too, if somebody asked for lines. It may
+/// be without numbers, in another root or in a sandbox by then: what can't be read there matters to
+/// nobody.
+void start_for_the_line() noexcept {
+  if (started() || !asked_for("RSOCK_SUMMARY=")) return;
+  g_only_owes_line.store(true, std::memory_order_relaxed);
+  (void)start();
+}
+
 // 101 is the first priority that is not the implementation's own.
 __attribute__((constructor(101))) void on_load() noexcept {
   MutexLock lock(g_mutex);
@@ -159,7 +171,7 @@ bool standing_back() noexcept { return g_stands_back.load(std::memory_order_rela
 void stand_back() noexcept {
   if (!own_process()) return;
   // The line is due now: at the exit there may be no way to write it.
-  if (!started() && asked_for("RSOCK_SUMMARY=")) (void)start();
+  start_for_the_line();
   g_stands_back.store(true, std::memory_order_relaxed);
   if (started()) stream::before_sandbox();
 }
@@ -209,8 +221,7 @@ bool end_fork_in_child() noexcept RSOCK_NO_TSA {
 
 void leave() noexcept {
   if (!own_process() || g_stands_back.load(std::memory_order_relaxed)) return;
-  // A process that never met a socket has a line to write, too, if somebody asked for lines.
-  if (!started() && asked_for("RSOCK_SUMMARY=")) (void)start();
+  start_for_the_line();
   if (started()) stream::before_exit();
 }
 

@@ -44,11 +44,13 @@ class Program:
         self.argv, self.role, self.mode = argv, role, mode
         base = pathlib.Path(folder, name)
         self.summary_path = base.with_suffix(".json")
+        self.log_path = pathlib.Path(str(self.summary_path) + ".log")
         self.out_path, self.err_path = base.with_suffix(".out"), base.with_suffix(".err")
         if role in pairs.PRELOADED[mode]:
-            # Who writes it may be another user by then: servers change theirs.
-            self.summary_path.touch()
-            self.summary_path.chmod(0o666)
+            # Who writes them may be another user by then: servers change theirs.
+            for path in (self.summary_path, self.log_path):
+                path.touch()
+                path.chmod(0o666)
         env = pairs.role_environment(mode, role, library, self.summary_path)
         env.update(extra or {})
         with open(self.out_path, "wb") as out, open(self.err_path, "wb") as err:
@@ -79,8 +81,7 @@ class Program:
 
     def err(self):
         text = self.err_path.read_text(errors="replace")
-        log = pathlib.Path(str(self.summary_path) + ".log")
-        return text + (log.read_text(errors="replace") if log.exists() else "")
+        return text + (self.log_path.read_text(errors="replace") if self.log_path.exists() else "")
 
     def summary(self):
         return pairs.read_summary(self.summary_path)

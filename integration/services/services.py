@@ -10,12 +10,14 @@ the driver itself is never preloaded.
 """
 
 import argparse
+import collections
 import hashlib
 import json
 import os
 import pathlib
 import shutil
 import signal
+import subprocess
 import sys
 import time
 import traceback
@@ -49,13 +51,28 @@ def group_lives(group):
     return any(group_of(stat) == group for stat in pathlib.Path("/proc").glob("[0-9]*/stat"))
 
 
+def children(pid):
+    try:
+        return set(pathlib.Path("/proc/%d/task/%d/children" % (pid, pid)).read_text().split())
+    except OSError:
+        return set()
+
+
+def wait_until(holds, what, limit=8):
+    deadline = time.monotonic() + limit
+    while not holds():
+        if time.monotonic() > deadline:
+            raise RuntimeError("not within %d s: %s" % (limit, what))
+        time.sleep(0.01)
+
+
 class Side:
     """One run of a case in one mode: what it started, what it saw, what the summaries must show."""
 
     def __init__(self, mode, library, folder, script):
         self.mode, self.library, self.folder, self.script = mode, library, pathlib.Path(folder), script
         self.seen, self.bounded, self.figures, self.complaints = {}, {}, {}, []
-        self.started, self.proofs, self.counter, self.heirs = [], [], 0, {}
+        self.started, self.proofs, self.reasons, self.counter, self.heirs = [], [], [], 0, {}
 
     # ---- starting ---------------------------------------------------------------------------------
 
@@ -91,6 +108,13 @@ class Side:
         if lifts:
             self.lifts(program, lifts)
         return self.finish(program, timeout)
+
+    def run_plainly(self, argv, timeout=60):
+        """What only prepares the case: without the shim on either side."""
+        done = subprocess.run([str(a) for a in argv], env=pairs.plain_environment(), cwd=self.folder, timeout=timeout,
+                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+        if done.returncode != 0:
+            raise RuntimeError("%s: %s" % (argv, done.stdout.decode(errors="replace")[-1500:]))
 
     def start_asking(self, function, *arguments):
         """Runs a function of the driver's own file in a process of its own."""
@@ -131,9 +155,14 @@ class Side:
         if not truth:
             self.complaints.append(what)
 
-    def lifts(self, program, streams=1, fast_bytes=1):
-        """The summaries of the program's processes must show so many streams lifted, so many bytes over them."""
-        self.proofs.append((program, streams, fast_bytes))
+    def lifts(self, program, streams=1, fast_bytes=1, heirs=False):
+        """The summaries of the program's processes must show so many streams lifted, so many bytes over them. With
+        `heirs` the first process does not count: those that it forked or executed have to show it."""
+        self.proofs.append((program, streams, fast_bytes, heirs))
+
+    def stays_on_tcp(self, program, reason):
+        """The summaries must give this reason for a stream that is not lifted: nobody takes it for an oversight."""
+        self.reasons.append((program, reason))
 
     # ---- ending -----------------------------------------------------------------------------------
 
@@ -167,17 +196,21 @@ class Side:
     def prove(self):
         if self.mode != "shm":
             return
-        if not self.proofs:
-            self.complaints.append("the case names no program whose streams must be lifted")
-        for program, streams, fast_bytes in self.proofs:
-            summary = program.summary()
+        if not self.proofs and not self.reasons:
+            self.complaints.append("the case names no program whose streams must be lifted, or why they are not")
+        for program, streams, fast_bytes, heirs in self.proofs:
+            summary = [line for line in program.summary() if not heirs or line["pid"] != program.process.pid]
             count, (fast, slow) = pairs.lifted(summary), pairs_net.path_bytes(summary)
             self.figures.setdefault("lifted", []).append("%s:%d" % (program.summary_path.stem[3:], count))
             if count < streams or fast < fast_bytes:
-                reasons = [line["not_lifted"] for line in summary if line["not_lifted"]]
+                reasons = sum((collections.Counter(line["not_lifted"]) for line in summary), collections.Counter())
                 self.complaints.append(
                     "%s: %d summaries, %d streams lifted of %d, %d bytes over shared memory (%d over TCP), %s"
-                    % (" ".join(program.argv)[:120], len(summary), count, streams, fast, slow, reasons))
+                    % (" ".join(program.argv)[:120], len(summary), count, streams, fast, slow, dict(reasons)))
+
+        for program, reason in self.reasons:
+            if not any(reason in line["not_lifted"] for line in program.summary()):
+                self.complaints.append("%s: no stream stayed on TCP because of '%s'" % (program.argv[0], reason))
 
     def logged(self):
         """What the library had to warn of, and the ends of the programs' own errors, for who has to find out."""
@@ -189,11 +222,17 @@ class Side:
         return "\n".join(lines)[-4000:]
 
 
+def cpu_of_children():
+    """Seconds that all programs which have ended by now computed, the driver's own work not among them."""
+    times = os.times()
+    return times.children_user + times.children_system
+
+
 def one_side(case, mode, library, script):
     with pairs_net.new_folder("services") as folder:
         side = Side(mode, library, folder, script)
         os.chmod(folder, 0o755)  # workers of a service may be another user's
-        started = time.monotonic()
+        started, cpu = time.monotonic(), cpu_of_children()
         try:
             case(side)
         except Exception as why:  # whatever it is, the programs are stopped and the other cases run
@@ -205,6 +244,7 @@ def one_side(case, mode, library, script):
         except ValueError as why:
             side.complaints.append(str(why))
         side.figure("seconds", round(time.monotonic() - started, 1))
+        side.figure("cpu", round(cpu_of_children() - cpu, 1))
         side.log = side.logged() if side.complaints else ""
         return side
 

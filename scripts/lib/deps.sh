@@ -17,7 +17,7 @@ declare -gA RSOCK_PACKAGES=(
   # Real programs that run under the shim in integration tests.
   [programs]="iperf3 sockperf curl python3"
   # Real services (integration/services). Installed, never started: see rsock_install.
-  [services]="redis-server redis-tools nginx-light wrk socat curl python3 openssh-server openssh-client"
+  [services]="redis-server redis-tools nginx-light wrk socat curl python3 openssh-server openssh-client postgresql openssl"
   # What tests look at from outside: system calls, bytes on the wire, sockets and namespaces.
   [observe]="strace tcpdump iproute2"
   # What the measuring scripts need beyond a build.
@@ -59,14 +59,19 @@ rsock_missing() {
 
 # Installs packages, and leaves no daemon behind: Debian starts a service as soon as it is installed, and at every boot
 # from then on, but the tests start their own. invoke-rc.d(8) asks /usr/sbin/policy-rc.d first, and 101 means no; one
-# that is there already is the machine's own and stays. What is new in /etc/init.d afterwards is disabled.
+# that is there already is the machine's own and stays. What is new in /etc/init.d afterwards is disabled. A new PostgreSQL
+# would also make a cluster of its own (postgresql-common's maintscripts-functions, configure_version); this file says no.
 rsock_install() (
-  local guard=/usr/sbin/policy-rc.d before status=0 name
+  local guard=/usr/sbin/policy-rc.d cluster=/etc/postgresql-common/createcluster.d/rsock-tests.conf before status=0 name
+  local made=()
+  trap 'rm -f "${made[@]}"; rmdir --ignore-fail-on-non-empty "${cluster%/*}" "${cluster%/*/*}"' EXIT
+  trap 'exit 130' INT TERM
   if [[ ! -e $guard && ! -L $guard ]]; then
-    trap 'rm -f "$guard"' EXIT
-    trap 'exit 130' INT TERM
+    made+=("$guard")
     printf '#!/bin/sh\nexit 101\n' >"$guard" && chmod 755 "$guard" || return
   fi
+  made+=("$cluster")
+  mkdir -p "${cluster%/*}" && echo "create_main_cluster = off" >"$cluster" || return
   before=$(ls /etc/init.d 2>/dev/null)
   DEBIAN_FRONTEND=noninteractive apt-get -q -o DPkg::Lock::Timeout=300 install -y --no-install-recommends "$@" ||
     status=$?

@@ -66,6 +66,21 @@ print(subprocess.run("echo $$ | tr 0-9 n | tr -s n; exit 3", shell=True, capture
 print(subprocess.run(["cat"], input=b"x" * 200000, stdout=subprocess.PIPE, close_fds=True).stdout
       == b"x" * 200000)
 """
+# As sshd does before it talks to a stranger: no socket of its own, no number left, then a filter. Nothing of ours may be
+# said there, nor at the end of such a program.
+PYTHON_SANDBOX = """
+import ctypes, resource, struct
+libc = ctypes.CDLL(None)
+allow = ctypes.create_string_buffer(struct.pack("HBBI", 6, 0, 0, 0x7fff0000))
+program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", 1, ctypes.addressof(allow)))
+resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
+print(libc.prctl(38, 1, 0, 0, 0), libc.prctl(22, 2, program, 0, 0))
+"""
+PYTHON_NO_NUMBERS = """
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
+print("none left")
+"""
 C_PROGRAM = '#include <stdio.h>\nint main(void) { puts("compiled"); return 5; }\n'
 
 
@@ -88,6 +103,8 @@ def cases(options, folder):
         "python_fork": [python, "-c", PYTHON_FORK],
         "python_subprocess": [python, "-c", PYTHON_SUBPROCESS],
         "python_multiprocessing": [python, "pool.py"],
+        "python_sandbox": [python, "-c", PYTHON_SANDBOX],
+        "python_no_numbers": [python, "-c", PYTHON_NO_NUMBERS],
         "process_calls": [options.process_calls] + (["no-cancel"] if options.runtime else []),
         "loader_calls": [options.loader_calls, options.slow_constructor],
     }
@@ -99,6 +116,7 @@ def ways(options):
     library = " ".join(filter(None, [options.runtime, options.library]))
     yield "preloaded", library, {}
     yield "tcp only", library, {"RSOCK_PATH": "tcp"}
+    yield "with a summary", library, {"RSOCK_SUMMARY": "summary.json"}
     yield "lifted at once", library, {"RSOCK_LIFT_BYTES": "1", "RSOCK_LIFT_CALLS": "1"}
     if options.runtime:
         return  # it brings a malloc of its own
@@ -119,11 +137,14 @@ def run(command, folder, preload, variables):
     if preload:
         environment["LD_PRELOAD"] = preload
     try:
-        done = subprocess.run(command, cwd=folder, env=environment, stdin=subprocess.DEVNULL,
-                              capture_output=True, timeout=120)
-        return done.returncode, done.stdout, done.stderr
+        # A file: into a pipe the library writes only where it can open it anew, for it must never wait.
+        with tempfile.TemporaryFile() as errors:
+            done = subprocess.run(command, cwd=folder, env=environment, stdin=subprocess.DEVNULL,
+                                  stdout=subprocess.PIPE, stderr=errors, timeout=120)
+            errors.seek(0)
+            return done.returncode, done.stdout, errors.read()
     except subprocess.TimeoutExpired as late:
-        return "no end after 120 s", late.stdout, late.stderr
+        return "no end after 120 s", late.stdout, b""
 
 
 def main():
@@ -148,6 +169,8 @@ def main():
                 continue
             judge = run(command, folder, "", {})
             for way, preload, variables in ways(options):
+                if case in ("python_sandbox", "python_no_numbers") and options.early in preload:
+                    continue  # its calls at the end need numbers
                 runs += 1
                 got = run(command, folder, preload, variables)
                 if got != judge:
