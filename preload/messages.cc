@@ -41,6 +41,7 @@ void fill_header(msghdr* msg, int flags) noexcept {
 long recv_message(Stream& s, int fd, msghdr* msg, int flags) {
   bool by_kernel = false;
   auto kernel = in_kernel([&] { return real.recvmsg(fd, msg, flags); }, by_kernel);
+  if ((flags & MSG_ERRQUEUE) != 0) return stream::recv_error_queue(s, fd, msg, flags, kernel);
   if (const auto r = stream::recv_by_kernel(s, flags, kernel)) return *r;
   if (msg == nullptr) return kernel();  // EFAULT
   const long result = recv_pieces(&s, fd, msg->msg_iov, msg->msg_iovlen, flags, kernel);

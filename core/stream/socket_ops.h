@@ -108,6 +108,10 @@ size_t send_short(Stream& s, const void* from, size_t n, int flags) noexcept;
 size_t recv_short(Stream& s, void* to, size_t n, int flags) noexcept;
 long send(Stream& s, int fd, const iovec* iov, size_t n, int flags, KernelCall kernel);
 long recv(Stream& s, int fd, const iovec* iov, size_t n, int flags, KernelCall kernel);
+/// What send() does with MSG_ZEROCOPY.
+long send_zero_copy(Stream& s, int fd, const iovec* iov, size_t n, int flags, KernelCall kernel);
+/// MSG_ERRQUEUE, whatever else is asked for. `msg` null: recv or recvfrom.
+long recv_error_queue(Stream& s, int fd, msghdr* msg, int flags, KernelCall kernel);
 /// sendfile to a stream. `offset` null: use and move in_fd's own position.
 long sendfile(Stream& s, int fd, int in_fd, off_t* offset, size_t count, KernelCall kernel);
 long shutdown(Stream& s, int fd, int how, KernelCall kernel);

@@ -31,6 +31,7 @@
 #include "core/base/mutex.h"
 #include "core/stream/gate.h"
 #include "core/stream/watcher.h"
+#include "core/stream/zero_copy.h"
 #include "core/transport/transport.h"
 #include "core/wire/rendezvous.h"
 
@@ -42,6 +43,10 @@ using transport::Turn;
 using transport::TurnKind;
 
 inline constexpr int kPaths = 4;
+
+/// A receiver that waits for more than this at a time stays on TCP: a sender may stop short of a
+/// full ring (tx_bound_locked(), and messages that are taken whole), and both would wait.
+inline constexpr int kMostLowWater = 32 * 1024;
 
 enum class TxState : uint8_t {
   kKernel,  // the kernel's: raw TCP
@@ -119,7 +124,9 @@ class Stream : public boost::intrusive::list_base_hook<
   // --- what the program set ---
   std::atomic<bool> nonblocking{false};
   std::atomic<int64_t> rcv_timeout_ns{0};  // 0: none
+  std::atomic<uint32_t> low_water{1};      // SO_RCVLOWAT
   std::atomic<int64_t> snd_timeout_ns{0};
+  std::atomic<size_t> send_bound{SIZE_MAX};  // SO_SNDBUF: most bytes that may lie unread
 
   // --- lifting ---
   std::shared_ptr<Channel> channel;          // see "Thread safety"
@@ -153,6 +160,7 @@ class Stream : public boost::intrusive::list_base_hook<
   std::atomic<int> error{0};           // an error we owe the program, reported once
   Mutex watch_mutex;
   boost::intrusive::list<Watcher, boost::intrusive::constant_time_size<false>> watchers;
+  ZeroCopies zero_copies;  // under watch_mutex
 
   // --- counters: bytes by PathKind, relaxed ---
   std::atomic<uint64_t> sent[kPaths] = {};

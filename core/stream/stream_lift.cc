@@ -66,6 +66,7 @@ void read_options(Stream& s, int fd) noexcept {
   if (os::getsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &tv, &len)) {
     s.snd_timeout_ns.store(socket_timeout_ns(tv), std::memory_order_relaxed);
   }
+  read_limits(s, fd);
 }
 
 bool has_cookie(int fd, uint64_t cookie) noexcept {

@@ -58,17 +58,17 @@ long wait_locked(Stream& s, int fd, Deadline deadline, const HandlerWatch& since
 /// FIN or RST has come: what TCP holds is all that it will hold.
 bool tcp_is_over(int fd) noexcept { return os::poll_now(fd, POLLRDHUP) != 0; }
 
-/// MSG_PEEK | MSG_WAITALL found `have` bytes of `want` pieces: waits for more. False: this is all
-/// there will be.
-bool wait_for_more_locked(Stream& s, int fd, const iovec* iov, size_t n, size_t have, size_t want,
-                          int flags, Deadline deadline, const HandlerWatch& since) noexcept
-    RSOCK_REQUIRES(s.rx.mutex) {
+/// MSG_PEEK found `have` bytes of the `want` with which it is content: waits for more. False: this
+/// is all there will be.
+bool wait_for_more_locked(Stream& s, int fd, const iovec* iov, size_t n, size_t have, size_t total,
+                          size_t want, int flags, Deadline deadline,
+                          const HandlerWatch& since) noexcept RSOCK_REQUIRES(s.rx.mutex) {
   if (s.rx.state == RxState::kKernel || have >= want) return false;
   if (s.rx.state == RxState::kRing && have >= s.channel->capacity()) return false;
   std::shared_ptr<Channel> ch = s.channel;
   const uint32_t bell = ch->rx_bell();
   ch->rx_arm(transport::Sleep::kFutex);
-  if (rx_try_locked(s, fd, iov, n, 0, want, flags) != static_cast<long>(have)) return true;
+  if (rx_try_locked(s, fd, iov, n, 0, total, flags) != static_cast<long>(have)) return true;
   if (s.channel != ch || s.rx.shut || s.peer_gone.load(std::memory_order_acquire) ||
       ch->rx_turn().kind != TurnKind::kOpen || tcp_is_over(fd)) {
     return false;
@@ -77,6 +77,12 @@ bool wait_for_more_locked(Stream& s, int fd, const iovec* iov, size_t n, size_t 
   const long slept = sleep_on_bell(s.rx.mutex, std::move(ch), &Channel::rx_sleep, bell,
                                    deadline.for_futex(&storage, true), since);
   return slept == 0 && s.rx.state != RxState::kKernel;
+}
+
+/// The bytes with which a call is content (sock_rcvlowat() in include/net/sock.h).
+size_t enough(const Stream& s, size_t total, int flags) noexcept {
+  if ((flags & MSG_WAITALL) != 0) return total;
+  return std::min<size_t>(total, s.low_water.load(std::memory_order_relaxed));
 }
 
 /// The managed half of recv(): loops over attempts and waits.
@@ -103,8 +109,9 @@ long recv_managed(Stream& s, int fd, const iovec* iov, size_t n, size_t total, s
       return got == kPeerDied && *done != 0 ? static_cast<long>(*done) : got;
     }
     if (got <= 0) return *done != 0 ? static_cast<long>(*done) : got;
-    if ((flags & MSG_PEEK) != 0 && (flags & MSG_WAITALL) != 0 && blocking &&
-        wait_for_more_locked(s, fd, iov, n, static_cast<size_t>(got), total, flags, deadline,
+    const size_t want = enough(s, total, flags);
+    if ((flags & MSG_PEEK) != 0 && static_cast<size_t>(got) < want && blocking &&
+        wait_for_more_locked(s, fd, iov, n, static_cast<size_t>(got), total, want, flags, deadline,
                              since)) {
       continue;
     }
@@ -116,7 +123,7 @@ long recv_managed(Stream& s, int fd, const iovec* iov, size_t n, size_t total, s
       if (more <= 0) break;
       *done += static_cast<size_t>(more);
     }
-    if (*done >= total || (flags & MSG_WAITALL) == 0 || (flags & MSG_PEEK) != 0) {
+    if (*done >= want || (flags & MSG_PEEK) != 0) {
       return static_cast<long>(*done);
     }
   }
@@ -195,14 +202,14 @@ long count_received(Stream& s, long r, int flags) noexcept {
   return r;
 }
 
-/// What is left of a blocking MSG_WAITALL whose beginning came from the ring.
+/// What is left of a blocking call whose beginning came from the ring: up to what contents it.
 long recv_rest_in_kernel(Stream& s, int fd, const iovec* iov, size_t n, size_t total, size_t done,
                          int flags) noexcept {
   iovec slice[kIovBatch];
   msghdr msg{};
   msg.msg_iov = slice;
   msg.msg_iovlen = iov_slice(iov, n, done, total - done, slice, kIovBatch);
-  const auto got = os::recvmsg(fd, &msg, flags);
+  const auto got = os::recvmsg(fd, &msg, flags | MSG_WAITALL);
   if (!got) return static_cast<long>(done);
   return static_cast<long>(done) + count_received(s, static_cast<long>(*got), flags);
 }
@@ -242,7 +249,8 @@ size_t recv_short(Stream& s, void* to, size_t n, int flags) noexcept {
   if (address_impossible(to) || !s.rx.mutex.try_lock()) return 0;
   size_t got = 0;
   // What recv_managed() asks before it reads.
-  if (s.rx.state == RxState::kRing && !s.closed.load(std::memory_order_relaxed)) {
+  if (s.rx.state == RxState::kRing && !s.closed.load(std::memory_order_relaxed) &&
+      s.low_water.load(std::memory_order_relaxed) == 1) {
     got = s.channel->rx_take(to, n);
     if (got != 0) count_taken_locked(s, got);
   }
@@ -262,7 +270,7 @@ long recv(Stream& s, int fd, const iovec* iov, size_t n, int flags, KernelCall k
       if (const auto r = recv_by_kernel(s, flags, kernel)) return *r;
     } else if (s.rx.gate.enter()) {
       GateVisit visit(s.rx.gate, AfterRecv{s});
-      return recv_rest_in_kernel(s, fd, iov, n, total, done, flags);
+      return recv_rest_in_kernel(s, fd, iov, n, enough(s, total, flags), done, flags);
     }
     // A signal handler interrupted this very thread in the middle of a copy: it can't wait for
     // itself.
@@ -287,7 +295,7 @@ long recv(Stream& s, int fd, const iovec* iov, size_t n, int flags, KernelCall k
     }
     if (r != kRetryInKernel) return r;
     maybe_detach(s);
-    if (done != 0 && ((flags & MSG_WAITALL) == 0 || done >= total)) return static_cast<long>(done);
+    if (done != 0 && done >= enough(s, total, flags)) return static_cast<long>(done);
   }
 }
 
