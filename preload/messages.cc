@@ -25,7 +25,7 @@ long send_message(Stream& s, int fd, const msghdr* msg, int flags) {
 long send_unconnected(int fd, const msghdr* msg, int flags) {
   const long result = outcome(real.sendmsg(fd, msg, flags));
   if ((flags & MSG_FASTOPEN) != 0 && FdTable::kind(fd) == FdKind::kTcpSocket && tracking()) {
-    stream::on_connect(fd, result >= 0 ? 0 : result);
+    stream::on_connect(fd, result);
   }
   return result;
 }

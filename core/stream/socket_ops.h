@@ -40,7 +40,7 @@ class KernelCall {
 /// socket() gave fd: TCP sockets are noted, all else is not ours.
 void on_socket(int fd, int domain, int type, int protocol) noexcept;
 /// connect() returned `result` on fd (0, or -errno; -EINPROGRESS and -EINTR go on in the
-/// background).
+/// background), or a send with MSG_FASTOPEN did, which connected it and sent so many bytes.
 void on_connect(int fd, long result) noexcept;
 /// accept() or accept4() gave `fd` from `listener`. `flags` as for accept4.
 void on_accept(int listener, int fd, int flags) noexcept;

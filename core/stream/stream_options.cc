@@ -104,10 +104,14 @@ void on_socket(int fd, int domain, int type, int protocol) noexcept {
 }
 
 void on_connect(int fd, long result) noexcept {
-  if (result != 0 && result != -EINPROGRESS && result != -EINTR) return;
+  if (result < 0 && result != -EINPROGRESS && result != -EINTR) return;
   if (FdTable::kind(fd) != FdKind::kTcpSocket) return;
   // O_NONBLOCK is read from the kernel when the stream is lifted.
   track(fd, false, true);
+  Stream* s = result > 0 ? FdTable::stream(fd) : nullptr;
+  if (s == nullptr) return;
+  s->tx.offset.fetch_add(static_cast<uint64_t>(result), std::memory_order_relaxed);
+  s->sent[0].fetch_add(static_cast<uint64_t>(result), std::memory_order_relaxed);
 }
 
 void on_accept(int listener, int fd, int flags) noexcept {
