@@ -138,7 +138,41 @@ static void connects_twice(struct Pair* pair) {
   }
 }
 
+/* Two listeners on one port (SO_REUSEPORT): the kernel chooses, and each one's streams are lifted. */
+static void shares_its_port(struct Pair* pair) {
+  int listeners[2], taken = 0;
+  struct sockaddr_in here = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+  socklen_t size = sizeof(here);
+  for (int i = 0; i < 2; ++i) {
+    listeners[i] = new_socket(0);
+    CHECKED(setsockopt(listeners[i], SOL_SOCKET, SO_REUSEPORT, &(int){1}, sizeof(int)));
+    CHECKED(bind(listeners[i], (struct sockaddr*)&here, size));
+    CHECKED(listen(listeners[i], 8));
+    CHECKED(getsockname(listeners[i], (struct sockaddr*)&here, &size));
+  }
+  CHECKED(send(pair->control, &here, sizeof(here), 0));
+  for (; taken < 6; ++taken) {
+    struct pollfd set[2] = {{listeners[0], POLLIN, 0}, {listeners[1], POLLIN, 0}};
+    CHECKED(poll(set, 2, 5000));
+    int fd = (int)CHECKED(accept(listeners[set[0].revents != 0 ? 0 : 1], NULL, NULL));
+    warm_up_as_server(fd);
+    CHECKED(close(fd));
+  }
+  say("taken: %d", taken);
+}
+
+static void connects_often(struct Pair* pair) {
+  learn_address(pair);
+  for (int i = 0; i < 6; ++i) {
+    int fd = connect_to_server(pair);
+    warm_up_as_client(fd);
+    drain("drained", fd);
+    CHECKED(close(fd));
+  }
+}
+
 static const struct PairCase kCases[] = {
+    {"shared_port", shares_its_port, connects_often, true},
     {"slow", full_backlog, connects_slowly, true},
     {"in_epoll_before", accepts_one, added_first, true},
     {"accept_under_signals", accepts_under_signals, connects_twice, true},

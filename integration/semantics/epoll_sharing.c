@@ -230,6 +230,24 @@ static void rotates(struct Pair* pair, bool edge) {
 static void rotate_level(struct Pair* pair) { rotates(pair, false); }
 static void rotate_edge(struct Pair* pair) { rotates(pair, true); }
 
+/* Instances that come and go leave nothing behind. */
+static void come_and_go(struct Pair* pair) {
+  int fd = pair->stream, first = -1;
+  for (int i = 0; i < 300; ++i) {
+    int epoll = new_epoll();
+    if (i == 0) first = epoll;
+    if (epoll != first) fail("number %d in round %d", epoll, i);
+    CHECKED(control(epoll, EPOLL_CTL_ADD, fd, EPOLLIN | EPOLLOUT | (i % 2 ? EPOLLET : 0)));
+    struct epoll_event event;
+    if (epoll_wait(epoll, &event, 1, 100) != 1 || event.events != EPOLLOUT) fail("round %d", i);
+    if (i % 3 == 0) CHECKED(control(epoll, EPOLL_CTL_DEL, fd, 0));
+    CHECKED(close(epoll));
+  }
+  say("300 came and went");
+  fetch(pair);
+  receive_pattern(fd, 100, 0);
+}
+
 static const struct {
   const char* variant;
   void (*body)(struct Pair*);
@@ -238,6 +256,7 @@ static const struct {
     {"two_numbers", two_numbers},             {"number_again", number_again},
     {"over_fork", over_fork},                 {"changed_while_waiting", changed_while_waiting},
     {"rotate_level", rotate_level},           {"rotate_edge", rotate_edge},
+    {"come_and_go", come_and_go},
 };
 
 static void user(struct Pair* pair) {
@@ -279,6 +298,7 @@ static const struct PairCase kCases[] = {
     {"number_again", peer, user, true},
     {"over_fork", user, peer, true},
     {"changed_while_waiting", peer, user, true},
+    {"come_and_go", peer, user, true},
     {"rotate_level", user, peer, true},
     {"rotate_edge", peer, user, true},
 };

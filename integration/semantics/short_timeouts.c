@@ -102,7 +102,46 @@ static void sleeper(struct Pair* pair) {
   drain("drained", pair->stream);
 }
 
+/* What comes meanwhile is not what is waited for: the limit goes on, it does not begin again. */
+static void under_traffic(struct Pair* pair) {
+  enum { kLimitMs = 250 };
+  open_stream(pair);
+  int fd = pair->stream, epoll = (int)CHECKED(epoll_create1(0));
+  struct epoll_event event = {.events = EPOLLRDHUP};
+  CHECKED(epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event));
+  struct timeval limit = {0, kLimitMs * 1000};
+  CHECKED(setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit)));
+  tell(pair);
+  for (int how = 0; how < 4; ++how) {
+    static const char* const kNames[] = {"poll", "select", "epoll_wait", "recv, MSG_WAITALL"};
+    static char buffer[100000];
+    fd_set bad;
+    FD_ZERO(&bad);
+    FD_SET(fd, &bad);
+    int64_t start = now_ns();
+    long result = how == 0   ? poll(&(struct pollfd){fd, POLLRDHUP, 0}, 1, kLimitMs)
+                  : how == 1 ? select(fd + 1, NULL, NULL, &bad, &(struct timeval){0, kLimitMs * 1000})
+                  : how == 2 ? epoll_wait(epoll, &event, 1, kLimitMs)
+                             : recv(fd, buffer, sizeof(buffer), MSG_WAITALL);
+    double waited = ms_since(start);
+    say("%s: %s", kNames[how], how < 3 ? result == 0 ? "time is up" : "WRONG" : result > 0 ? "a part" : "NOTHING");
+    say("  long enough: %s", waited >= kLimitMs - 1 ? "yes" : "NO");
+    measure(kNames[how], waited, 60);
+  }
+  tell(pair);
+}
+
+/* A byte now and then. */
+static void trickles(struct Pair* pair) {
+  open_stream(pair);
+  await(pair);
+  for (struct pollfd turn = {pair->control, POLLIN, 0}; poll(&turn, 1, 7) == 0;) {
+    CHECKED(send(pair->stream, "x", 1, MSG_NOSIGNAL));
+  }
+}
+
 static const struct PairCase kCases[] = {
+    {"under_traffic", trickles, under_traffic, true},
     {"server", waiter, sleeper, true},
     {"client", sleeper, waiter, true},
 };
