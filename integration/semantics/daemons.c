@@ -7,11 +7,12 @@
 enum { kThreads = 4, kForks = 15 };
 
 /* The role waits for the daemon, which has nobody else. */
-static void daemonize(void (*body)(struct Pair*), struct Pair* pair) {
+static void daemonize(void (*first)(struct Pair*), void (*body)(struct Pair*), struct Pair* pair) {
   int ends[2];
   CHECKED(pipe(ends));
   pid_t child = (pid_t)CHECKED(fork());
   if (child == 0) {
+    first(pair);
     show("daemon", daemon(1, 1));
     body(pair);
     exit(0);
@@ -44,13 +45,10 @@ static void resolve_and_connect(struct Pair* pair) {
 
 static void becomes_daemon(struct Pair* pair) {
   if (strcmp(pair->variant, "connects_as_daemon") == 0) {
-    learn_address(pair);
-    daemonize(resolve_and_connect, pair);
+    daemonize(learn_address, resolve_and_connect, pair);
     return;
   }
-  open_stream(pair);
-  daemonize(ping_and_send, pair);
-  CHECKED(close(pair->stream));
+  daemonize(open_stream, ping_and_send, pair);
 }
 
 static void peer_of_daemon(struct Pair* pair) {
