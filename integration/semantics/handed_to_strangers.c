@@ -22,7 +22,8 @@ static void path_of_echo(const struct Pair* pair, char* path, size_t size) {
  * this is what set-uid means (AT_SECURE), and the linker ignores a preload that has a path. */
 static void make_setuid(char* path) {
   char command[8192];
-  snprintf(command, sizeof(command), "cp %s ./setuid_echo && chown 65534 ./setuid_echo && chmod 4755 ./setuid_echo", path);
+  snprintf(command, sizeof(command),
+           "cp %s ./setuid_echo && chown 65534 ./setuid_echo && chmod 4755 ./setuid_echo", path);
   if (system(command) != 0) fail("a set-uid copy: this has to be root's");
   strcpy(path, "./setuid_echo");
 }

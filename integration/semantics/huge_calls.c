@@ -34,7 +34,8 @@ static void sends(struct Pair* pair) {
     say("a part: %d", n > 0 && n < 0x7ffff000);
     CHECKED(send(pair->control, &n, sizeof(n), 0));
     await(pair);
-    show("too much in all", sendmsg(pair->stream, &(struct msghdr){.msg_iov = (struct iovec[2]){{memory, PTRDIFF_MAX}, {memory, 1}}, .msg_iovlen = 2}, 0));
+    parts[0].iov_len = PTRDIFF_MAX;
+    show("too much in all", sendmsg(pair->stream, &message, 0));
     return;
   }
   long n = has(pair, "writev")    ? writev(pair->stream, parts, 2)

@@ -97,7 +97,8 @@ static void* files_come_and_go(void* unused) {
   while (!over) {
     int ends[2];
     CHECKED(pipe(ends));
-    if (write(ends[1], "through", 7) != 7 || read(ends[0], text, 7) != 7 || memcmp(text, "through", 7) != 0) fail("pipe");
+    bool good = write(ends[1], "through", 7) == 7 && read(ends[0], text, 7) == 7;
+    if (!good || memcmp(text, "through", 7) != 0) fail("pipe");
     CHECKED(close(ends[0]));
     CHECKED(close(ends[1]));
     int fd = (int)CHECKED(open("/dev/zero", O_RDWR));

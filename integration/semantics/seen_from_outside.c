@@ -43,8 +43,9 @@ static void look(struct Pair* pair, int mine, int theirs) {
              getpid(), fd, getpid(), fd, getpid(), fd);
   } else {
     snprintf(command, sizeof(command),
-             "ss -Htnp 'sport = :%d and dport = :%d' | sed 's/:%d /:MINE /;s/:%d /:THEIRS /;s/  */ /g;s/pid=%d,fd=%d/at its number/'"
-             " | cut -d' ' -f1-6", mine, theirs, mine, theirs, getpid(), fd);
+             "ss -Htnp 'sport = :%d and dport = :%d' | "
+             "sed 's/:%d /:MINE /;s/:%d /:THEIRS /;s/  */ /g;s/pid=%d,fd=%d/at its number/' | cut -d' ' -f1-6",
+             mine, theirs, mine, theirs, getpid(), fd);
   }
   CHECKED(write(ask_end, command, strlen(command)));
   size_t size = 0;

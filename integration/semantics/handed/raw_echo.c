@@ -58,8 +58,8 @@ static long request(int operation, int fd, char* at, size_t size) {
   if (r < 0) return r;
   uint32_t head = *word(cq, params.cq_off.head);
   if (head == __atomic_load_n(word(cq, params.cq_off.tail), __ATOMIC_ACQUIRE)) return -1;
-  struct io_uring_cqe* done = (struct io_uring_cqe*)(cq + params.cq_off.cqes) + (head & *word(cq, params.cq_off.ring_mask));
-  long result = done->res;
+  struct io_uring_cqe* answers = (struct io_uring_cqe*)(cq + params.cq_off.cqes);
+  long result = answers[head & *word(cq, params.cq_off.ring_mask)].res;
   __atomic_store_n(word(cq, params.cq_off.head), head + 1, __ATOMIC_RELEASE);
   return result;
 }
