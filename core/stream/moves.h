@@ -107,8 +107,12 @@ void abort_connection(int fd) noexcept;
 /// From now on s stays on TCP. Under both locks, as attach() looks at it: what this finds is final.
 /// True: there is a channel, to be set down.
 bool pin(Stream& s, Reason reason) noexcept;
-/// Reads what SO_SNDBUF and SO_RCVLOWAT have been set to. Any lock may be held.
+/// Reads what SO_SNDBUF, SO_RCVLOWAT and TCP_USER_TIMEOUT have been set to. Any lock may be held.
 void read_limits(Stream& s, int fd) noexcept;
+
+// --- user_timeout.cc ---
+/// A sender has to wait: room is news, and TCP_USER_TIMEOUT begins.
+void note_full_locked(Stream& s) noexcept RSOCK_REQUIRES(s.tx.mutex);
 
 // --- stream_counts.cc ---
 /// What the peer's kernel takes beside what waits in ours: tcp_rmem[1] of most machines. A ring is

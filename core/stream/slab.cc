@@ -75,6 +75,7 @@ void reset(Stream& s, int fd, bool nonblocking) noexcept {
   s.rcv_timeout_ns.store(0, std::memory_order_relaxed);
   s.snd_timeout_ns.store(0, std::memory_order_relaxed);
   s.low_water.store(1, std::memory_order_relaxed);
+  s.user_timeout_ms.store(0, std::memory_order_relaxed);
   s.calls.store(0, std::memory_order_relaxed);
   s.not_lifted.store(nullptr, std::memory_order_relaxed);
   s.ever_attached = false;

@@ -126,6 +126,7 @@ class Stream : public boost::intrusive::list_base_hook<
   std::atomic<int64_t> rcv_timeout_ns{0};  // 0: none
   std::atomic<uint32_t> low_water{1};      // SO_RCVLOWAT
   std::atomic<int64_t> snd_timeout_ns{0};
+  std::atomic<uint32_t> user_timeout_ms{0};  // TCP_USER_TIMEOUT; 0: none
   std::atomic<size_t> send_bound{SIZE_MAX};  // SO_SNDBUF: most bytes that may lie unread
 
   // --- lifting ---
@@ -134,6 +135,10 @@ class Stream : public boost::intrusive::list_base_hook<
   std::atomic<int> doorbell_fd{-1};          // channel's wait_fd(), while it is attached
   std::atomic<uint32_t> armed_undrained{0};  // by epoll, since the doorbell was drained
   std::atomic<bool> tx_nospace{false};  // a sender was told to wait: room is news (SOCK_NOSPACE)
+  std::atomic<bool> full_watched{
+      false};                  // the keeper looks whether the peer reads (user_timeout.cc)
+  uint64_t full_since_ns = 0;  // the keeper found it full, with the peer at full_head
+  uint64_t full_head = 0;
   std::atomic<bool> tx_wanted{false};   // the peer is ready: switch at the next chance
   std::atomic<uint32_t> calls{0};       // intercepted data calls on TCP, until it is asked for
   std::atomic<bool> lift_asked{false};

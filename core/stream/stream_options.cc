@@ -184,6 +184,7 @@ long setsockopt(Stream& s, int fd, int level, int name, const void* value, sockl
     pin_to_tcp(fd, reason, level == IPPROTO_TCP && (name == TCP_ULP || name == TCP_REPAIR));
   }
   const long r = kernel();
+  if (r == 0 && level == IPPROTO_TCP && name == TCP_USER_TIMEOUT) read_limits(s, fd);
   if (r != 0 || level != SOL_SOCKET) return r;
   // 64-bit machines have one structure under both names.
   if (name == SO_RCVTIMEO || name == SO_RCVTIMEO_NEW) {
@@ -206,6 +207,9 @@ void read_limits(Stream& s, int fd) noexcept {
   const bool bounded = locked && (*locked & kSendBufLock) != 0 && size && *size > 0;
   s.send_bound.store(bounded ? static_cast<size_t>(*size) + kPeerHolds : SIZE_MAX,
                      std::memory_order_relaxed);
+  const auto limit = os::getsockopt_int(fd, IPPROTO_TCP, TCP_USER_TIMEOUT);
+  s.user_timeout_ms.store(limit && *limit > 0 ? static_cast<uint32_t>(*limit) : 0,
+                          std::memory_order_relaxed);
   const auto mark = os::getsockopt_int(fd, SOL_SOCKET, SO_RCVLOWAT);
   s.low_water.store(mark && *mark > 1 ? static_cast<uint32_t>(*mark) : 1,
                     std::memory_order_relaxed);

@@ -106,7 +106,7 @@ void look_at_tx(Stream& s, Halves* h) noexcept {
           tx_room_locked(s, third) >= third || s.channel->tx_failed() || s.tx.shut) {
         h->events |= kOut;
       } else {
-        s.tx_nospace.store(true, std::memory_order_relaxed);
+        note_full_locked(s);
       }
       break;
   }

@@ -238,6 +238,9 @@ std::optional<long> recv_by_kernel(Stream& s, int flags, KernelCall kernel) {
   const Deadline deadline =
       Deadline::from_option(may_wait ? s.rcv_timeout_ns.load(std::memory_order_relaxed) : 0);
   const long r = judge_kernel_end(s, kernel(), may_wait, deadline);
+  if (r == 0) {  // failed while the call was in the kernel
+    if (const int e = take_error(s); __builtin_expect(e != 0, 0)) return -e;
+  }
   // RSOCK_STRICT shut the connection while this call waited: that is no end of the stream.
   if (const int e = strict_error(s); __builtin_expect(e != 0, 0) && r <= 0) return -e;
   return count_received(s, r, flags);

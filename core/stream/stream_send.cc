@@ -130,7 +130,7 @@ Step send_managed(Stream& s, const iovec* iov, size_t n, size_t total, size_t* d
       if (*done >= total) return Step::kDone;
       need = blocking && *done == 0 ? room_to_begin_locked(s, total) : 1;
       if (!blocking && *done == 0 && !takes_whole_locked(s, total)) {
-        s.tx_nospace.store(true, std::memory_order_relaxed);
+        note_full_locked(s);
         *error = -EAGAIN;
         return Step::kError;
       }
@@ -142,7 +142,7 @@ Step send_managed(Stream& s, const iovec* iov, size_t n, size_t total, size_t* d
     } else if (flush_replay_locked(s)) {
       continue;
     }
-    s.tx_nospace.store(true, std::memory_order_relaxed);
+    note_full_locked(s);
     if (!blocking) {
       *error = -EAGAIN;
       return Step::kError;
