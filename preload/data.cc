@@ -17,7 +17,7 @@ ssize_t send_and_connect(int fd, const void* buf, size_t n, int flags, const soc
                          socklen_t len) {
   const long result = outcome(real.sendto(fd, buf, n, flags, addr, len));
   if (FdTable::kind(fd) == FdKind::kTcpSocket && tracking()) {
-    stream::on_connect(fd, result >= 0 ? 0 : result);
+    stream::on_connect(fd, result);
   }
   return answer(result);
 }

@@ -101,6 +101,13 @@ void close_one_by_one(unsigned first, unsigned last, void*) noexcept {
   return result;
 }
 
+/// kcmp(2). A kernel without it: no, and the copy is out of our sight.
+bool same_file(int fd, int other) noexcept {
+  constexpr long kFile = 0;  // KCMP_FILE
+  const long self = raw_syscall(SYS_getpid);
+  return raw_syscall(SYS_kcmp, self, self, kFile, fd, other) == 0;
+}
+
 bool kernel_has_close_range() noexcept {
   return raw_syscall(SYS_close_range, ~0u, ~0u, 0) != -ENOSYS;  // no descriptor has that number
 }
@@ -165,6 +172,13 @@ RSOCK_EXPORT int dup3(int fd, int target, int flags) noexcept {
   const int copy = real.dup3(fd, target, flags);
   if (FdTable::word(fd) != 0) note_copy(fd, copy);
   stream::after_close();
+  return copy;
+}
+
+// Somebody else's stream is out of reach of its owner then: core/DESIGN.md, limits.
+RSOCK_EXPORT int pidfd_getfd(int pidfd, int target, unsigned flags) noexcept {
+  const int copy = real.pidfd_getfd(pidfd, target, flags);
+  if (copy >= 0 && FdTable::word(target) != 0 && same_file(target, copy)) note_copy(target, copy);
   return copy;
 }
 

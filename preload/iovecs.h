@@ -24,8 +24,10 @@ inline long send_pieces(Stream* s, int fd, const iovec* iov, size_t count, int f
 
 inline long recv_pieces(Stream* s, int fd, const iovec* iov, size_t count, int flags,
                         stream::KernelCall kernel) {
-  // The error queue is the kernel's own and has nothing to do with the bytes of the stream.
-  if (s == nullptr || (flags & MSG_ERRQUEUE) != 0) return kernel();
+  if (s == nullptr) return kernel();
+  if ((flags & MSG_ERRQUEUE) != 0) {
+    return stream::recv_error_queue(*s, fd, nullptr, flags, kernel);
+  }
   return stream::recv(*s, fd, iov, count, flags, kernel);
 }
 

@@ -47,6 +47,9 @@
 #endif
 
 extern "C" {
+// glibc 2.36 declares it for C only.
+#include <sys/pidfd.h>
+
 // FORTIFY's entry points: what programs built with -D_FORTIFY_SOURCE call.
 ssize_t __read_chk(int fd, void* buf, size_t n, size_t size);
 ssize_t __recv_chk(int fd, void* buf, size_t n, size_t size, int flags);

@@ -26,7 +26,7 @@ long send_message(Stream& s, int fd, const msghdr* msg, int flags) {
 long send_unconnected(int fd, const msghdr* msg, int flags) {
   const long result = outcome(real.sendmsg(fd, msg, flags));
   if ((flags & MSG_FASTOPEN) != 0 && FdTable::kind(fd) == FdKind::kTcpSocket && tracking()) {
-    stream::on_connect(fd, result >= 0 ? 0 : result);
+    stream::on_connect(fd, result);
   }
   return result;
 }
@@ -42,6 +42,7 @@ bool fill_header(msghdr* msg, int flags) noexcept {
 long recv_message(Stream& s, int fd, msghdr* msg, int flags) {
   bool by_kernel = false;
   auto kernel = in_kernel([&] { return real.recvmsg(fd, msg, flags); }, by_kernel);
+  if ((flags & MSG_ERRQUEUE) != 0) return stream::recv_error_queue(s, fd, msg, flags, kernel);
   if (const auto r = stream::recv_by_kernel(s, flags, kernel)) return *r;
   if (!readable(msg, sizeof(*msg))) return kernel();  // EFAULT
   const long result = recv_pieces(&s, fd, msg->msg_iov, msg->msg_iovlen, flags, kernel);

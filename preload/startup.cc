@@ -1,5 +1,6 @@
 #include "preload/startup.h"
 
+#include <fcntl.h>
 #include <pthread.h>
 #include <sys/auxv.h>
 #include <sys/mman.h>
@@ -66,18 +67,52 @@ void mark_process() noexcept {
   g_mark = mark;  // published by g_started
 }
 
+/// Takes variables byte by byte; keeps those that are ours.
+class EnvironmentCopy {
+ public:
+  void take(char c) noexcept {
+    if (used_ + size_ < sizeof(g_text)) g_text[used_ + size_] = c;
+    ++size_;
+    if (c != '\0') return;
+    char* text = g_text + used_;
+    if (used_ + size_ <= sizeof(g_text) && count_ < kMaxVariables &&
+        strncmp(text, "RSOCK_", 6) == 0) {
+      g_environment[count_++] = text;
+      used_ += size_;
+    }
+    size_ = 0;
+  }
+
+ private:
+  size_t count_ = 0;
+  size_t used_ = 0;  // of g_text
+  size_t size_ = 0;  // of the variable that comes in behind it
+};
+
+/// As the kernel has it: libc's `environ` is not there yet in a function that runs before all
+/// constructors (DT_PREINIT_ARRAY).
+void read_first_environment(EnvironmentCopy& copy) noexcept {
+  const long fd = raw_syscall(SYS_openat, AT_FDCWD, reinterpret_cast<long>("/proc/self/environ"),
+                              O_RDONLY | O_CLOEXEC, 0);
+  if (fd < 0) return;
+  char piece[1024];
+  for (;;) {
+    const long n = raw_syscall(SYS_read, fd, reinterpret_cast<long>(piece), sizeof(piece));
+    if (n <= 0) break;
+    for (long i = 0; i < n; ++i) copy.take(piece[i]);
+  }
+  raw_syscall(SYS_close, fd);
+}
+
 void copy_environment() noexcept {
   // Set-uid programs are not told by their caller which files to write.
-  if (getauxval(AT_SECURE) != 0 || environ == nullptr) return;
-  size_t count = 0;
-  size_t used = 0;
-  for (char** e = environ; *e != nullptr && count < kMaxVariables; ++e) {
+  if (getauxval(AT_SECURE) != 0) return;
+  EnvironmentCopy copy;
+  if (environ == nullptr) return read_first_environment(copy);
+  for (char** e = environ; *e != nullptr; ++e) {
     if (strncmp(*e, "RSOCK_", 6) != 0) continue;
-    const size_t n = strlen(*e) + 1;
-    if (n > sizeof(g_text) - used) continue;
-    memcpy(g_text + used, *e, n);
-    g_environment[count++] = g_text + used;
-    used += n;
+    for (const char* c = *e; *c != '\0'; ++c) copy.take(*c);
+    copy.take('\0');
   }
 }
 

@@ -134,6 +134,19 @@ bool spin(Instance& in) noexcept {
   return false;
 }
 
+/// What the kernel has for the program now. Registrations of ours may fill the whole answer: the
+/// program's come behind them in the kernel's list. Ours are edges, gone once they were given.
+int ask_kernel_locked(Instance& in, int epfd, epoll_event* events, int max) noexcept
+    RSOCK_REQUIRES(in.mutex) {
+  const size_t ours = 2 * in.managed_items.size() + 1;  // TCP and doorbell of each, and the kick
+  for (size_t asked = 0; asked < ours; asked += static_cast<size_t>(max)) {
+    const auto got = os::epoll_wait(epfd, events, max, 0);
+    const int kept = got ? in.sort_locked(events, *got) : 0;
+    if (kept != 0 || !got || *got < max) return kept;
+  }
+  return 0;
+}
+
 long wait_managed(Instance& in, int epfd, epoll_event* events, int max, const Deadline& deadline,
                   bool immediate, const sigset_t* sigmask) noexcept {
   bool spun = immediate;
@@ -151,8 +164,7 @@ long wait_managed(Instance& in, int epfd, epoll_event* events, int max, const De
       // the kernel is asked first.
       if (in.kernel_first) {
         in.kernel_first = false;
-        const auto got = os::epoll_wait(epfd, events, max, 0);
-        if (got) n = in.sort_locked(events, *got);
+        n = ask_kernel_locked(in, epfd, events, max);
         asked_kernel = true;
       }
       const int more = in.collect_locked(events, n, max, spun && !immediate);

@@ -7,6 +7,7 @@
 #include "core/os/os.h"
 #include "core/poll/instance.h"
 #include "core/poll/readiness_ops.h"
+#include "core/stream/hand_over.h"
 #include "core/stream/moves.h"
 
 namespace rsock::poll {
@@ -211,6 +212,17 @@ void collect_members(Stream& s, void* arg) noexcept {
   }
 }
 
+bool is_watched_as(Stream& s, int fd) noexcept {
+  MutexLock watch(s.watch_mutex);
+  for (stream::Watcher& w : s.watchers) {
+    if (!w.survives_fork() || static_cast<Item&>(w).fd != fd) continue;
+    auto& item = static_cast<Item&>(w);
+    MutexLock lock(item.instance->mutex);
+    if (!item.parked) return true;
+  }
+  return false;
+}
+
 }  // namespace
 
 void adopt_stream(Stream& s, int fd) noexcept {
@@ -223,27 +235,24 @@ void adopt_stream(Stream& s, int fd) noexcept {
 
 /// Linux keeps the registration, under a number that soon is another file's, for as long as the
 /// connection is open. We could not change it any more: it becomes the program's own, and the
-/// stream stays where it is the truth.
+/// stream stays where it is the truth, with its unread bytes before anybody looks again.
 void leave_to_kernel(Stream& s, int fd) noexcept {
+  if (!is_watched_as(s, fd)) return;
   constexpr const char* kReason = "in epoll under a number that was closed";
-  bool found = false;
-  {
-    MutexLock watch(s.watch_mutex);
-    for (auto it = s.watchers.begin(); it != s.watchers.end();) {
-      stream::Watcher& w = *it++;
-      if (!w.survives_fork() || static_cast<Item&>(w).fd != fd) continue;
-      auto& item = static_cast<Item&>(w);
-      stream::unlink_watcher_locked(s, w);
-      Instance& in = *item.instance;
-      MutexLock lock(in.mutex);
-      found = found || !item.parked;
-      in.forget_locked(item, true);
-    }
+  if (stream::pin(s, kReason)) {
+    (void)stream::set_down_and_wait(
+        s, kReason, {Deadline::after_ns(stream::kHandOverNs), Deadline::after_ns(0)});
   }
-  if (!found) return;
-  s.pinned.store(true, std::memory_order_release);
-  s.not_lifted.store(kReason, std::memory_order_relaxed);
-  stream::set_down(s, kReason);
+  MutexLock watch(s.watch_mutex);
+  for (auto it = s.watchers.begin(); it != s.watchers.end();) {
+    stream::Watcher& w = *it++;
+    if (!w.survives_fork() || static_cast<Item&>(w).fd != fd) continue;
+    auto& item = static_cast<Item&>(w);
+    stream::unlink_watcher_locked(s, w);
+    Instance& in = *item.instance;
+    MutexLock lock(in.mutex);
+    in.forget_locked(item, true);
+  }
 }
 
 void Instance::become_nested() noexcept {

@@ -37,9 +37,8 @@ Reason kernel_only_option(int fd) noexcept {
     const auto v = os::getsockopt_int(fd, level, name);
     return v && *v > 0;
   };
-  if (const auto v = os::getsockopt_int(fd, SOL_SOCKET, SO_RCVLOWAT); v && *v > 1)
+  if (const auto v = os::getsockopt_int(fd, SOL_SOCKET, SO_RCVLOWAT); v && *v > kMostLowWater)
     return "SO_RCVLOWAT";
-  if (on(SOL_SOCKET, SO_ZEROCOPY)) return "SO_ZEROCOPY";
   // The _NEW names are others for the getter (net/core/sock.c, sk_getsockopt).
   for (const int name : {SO_TIMESTAMP_OLD, SO_TIMESTAMPNS_OLD, SO_TIMESTAMPING_OLD,
                          SO_TIMESTAMP_NEW, SO_TIMESTAMPNS_NEW, SO_TIMESTAMPING_NEW}) {

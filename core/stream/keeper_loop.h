@@ -91,6 +91,7 @@ struct KeeperInside {
   std::atomic<int> reserve{-1};
   std::atomic<int> reserve_number{-1};
   std::atomic<bool> called{false};  // a line has calls for the keeper's attention
+  std::atomic<bool> some_full{false};  // streams with a TCP_USER_TIMEOUT are full (a hint)
   std::atomic<int> owing{0};  // streams that wait for a replay, either way (a hint for the timer)
 };
 
@@ -129,6 +130,9 @@ void finish_if_adopted(Stream& s, bool lingers = false) noexcept;
 void tend_after_hang_up(Stream& s) noexcept;
 /// RSOCK_STRICT: there is no path for s, so there is nothing to wait for.
 void fail_strict_now(Stream& s, uint32_t generation) noexcept;
+
+// --- user_timeout.cc ---
+uint64_t run_full_timer(uint64_t now) noexcept;
 
 // --- rendezvous.cc ---
 /// Begins (or begins again) to look for the peer of s.

@@ -227,8 +227,8 @@ uint64_t run_timers(uint64_t now) noexcept {
   // In this order: strict streams hear at once of paths that can't be had.
   return std::min(
       {run_attempt_timers(now), run_rdma_timers(now), run_heat_timer(now), run_idle_timer(now),
-       run_strict_timers(now),
-       run_later_timers(now), run_owed_timers(now), run_tidy_timer(now), run_lineage_timer(),
+       run_strict_timers(now), run_later_timers(now), run_owed_timers(now), run_tidy_timer(now),
+       run_lineage_timer(), run_full_timer(now),
        inside().first_thread_left.load(std::memory_order_acquire) ? now + kLastThreadCheckNs
                                                                   : UINT64_MAX});
 }

@@ -4,6 +4,8 @@
 // Thread safety: program threads and the keeper call these alike; the locks decide.
 #pragma once
 
+#include <algorithm>
+
 #include "core/stream/stream.h"
 
 namespace rsock::stream {
@@ -31,6 +33,20 @@ int strict_error(Stream& s) noexcept;
 /// and a read-modify-write would cost more than the rest of a small message.
 inline void count_managed(std::atomic<uint64_t>& counter, uint64_t n) noexcept {
   counter.store(counter.load(std::memory_order_relaxed) + n, std::memory_order_relaxed);
+}
+
+/// What SO_SNDBUF leaves of the ring.
+inline size_t tx_bound_locked(Stream& s) noexcept RSOCK_REQUIRES(s.tx.mutex) {
+  const size_t ring = s.channel->capacity();
+  const size_t bound = s.send_bound.load(std::memory_order_relaxed);
+  return bound >= ring ? ring : std::max(bound, s.channel->tx_least_bound());
+}
+
+/// Channel::tx_room() within it.
+inline size_t tx_room_locked(Stream& s, size_t want) noexcept RSOCK_REQUIRES(s.tx.mutex) {
+  const size_t closed = s.channel->capacity() - tx_bound_locked(s);
+  const size_t room = s.channel->tx_room(want + closed);
+  return room > closed ? room - closed : 0;
 }
 
 /// An error that is owed to the program, handed out once. 0: none.
@@ -91,6 +107,24 @@ void abort_connection(int fd) noexcept;
 /// From now on s stays on TCP. Under both locks, as attach() looks at it: what this finds is final.
 /// True: there is a channel, to be set down.
 bool pin(Stream& s, Reason reason) noexcept;
+/// Reads what SO_SNDBUF, SO_RCVLOWAT and TCP_USER_TIMEOUT have been set to. Any lock may be held.
+void read_limits(Stream& s, int fd) noexcept;
+
+// --- user_timeout.cc ---
+/// A sender has to wait: room is news, and TCP_USER_TIMEOUT begins.
+void note_full_locked(Stream& s) noexcept RSOCK_REQUIRES(s.tx.mutex);
+
+// --- stream_counts.cc ---
+/// What the peer's kernel takes beside what waits in ours: tcp_rmem[1] of most machines. A ring is
+/// both buffers in one; of what lies in it, so much has arrived.
+inline constexpr size_t kPeerHolds = 128 * 1024;
+/// SIOCINQ.
+long bytes_to_read(Stream& s, int fd) noexcept;
+/// SIOCOUTQ, beyond what the kernel has.
+long bytes_unsent(Stream& s) noexcept;
+/// TCP_INFO that the kernel has filled in, `len` bytes of it: the counts of the program's bytes
+/// move on, whatever carries them.
+void correct_tcp_info(Stream& s, int fd, void* info, size_t len) noexcept;
 
 // --- recv_steps.cc ---
 /// One attempt to receive on a managed direction: bytes > 0, 0 at the end of the stream, -EAGAIN,

@@ -58,6 +58,8 @@ void reset(Stream& s, int fd, bool nonblocking) noexcept {
   s.rx.state = RxState::kKernel;
   s.tx.ring_done = s.tx.shut = s.tx.fin_owed = s.tx.lied = s.tx.barred = false;
   s.rx.ring_done = s.rx.shut = false;
+  s.zero_copies.reset();
+  s.send_bound.store(SIZE_MAX, std::memory_order_relaxed);
   s.tx.replay_next = s.tx.off_tcp = s.rx.off_tcp = s.rx.kicked_ns = 0;
   for (auto* flag : {&s.rx.want_ready, &s.rx.await_replay, &s.closed, &s.has_channel, &s.tx_wanted,
                      &s.lift_asked, &s.pinned, &s.strict_failed, &s.tcp_event, &s.peer_gone,
@@ -75,6 +77,8 @@ void reset(Stream& s, int fd, bool nonblocking) noexcept {
   s.nonblocking.store(nonblocking, std::memory_order_relaxed);
   s.rcv_timeout_ns.store(0, std::memory_order_relaxed);
   s.snd_timeout_ns.store(0, std::memory_order_relaxed);
+  s.low_water.store(1, std::memory_order_relaxed);
+  s.user_timeout_ms.store(0, std::memory_order_relaxed);
   s.calls.store(0, std::memory_order_relaxed);
   s.not_lifted.store(nullptr, std::memory_order_relaxed);
   s.ever_attached = false;

@@ -40,7 +40,7 @@ class KernelCall {
 /// socket() gave fd: TCP sockets are noted, all else is not ours.
 void on_socket(int fd, int domain, int type, int protocol) noexcept;
 /// connect() returned `result` on fd (0, or -errno; -EINPROGRESS and -EINTR go on in the
-/// background).
+/// background), or a send with MSG_FASTOPEN did, which connected it and sent so many bytes.
 void on_connect(int fd, long result) noexcept;
 /// accept() or accept4() gave `fd` from `listener`. `flags` as for accept4.
 void on_accept(int listener, int fd, int flags) noexcept;
@@ -108,6 +108,10 @@ size_t send_short(Stream& s, const void* from, size_t n, int flags) noexcept;
 size_t recv_short(Stream& s, void* to, size_t n, int flags) noexcept;
 long send(Stream& s, int fd, const iovec* iov, size_t n, int flags, KernelCall kernel);
 long recv(Stream& s, int fd, const iovec* iov, size_t n, int flags, KernelCall kernel);
+/// What send() does with MSG_ZEROCOPY.
+long send_zero_copy(Stream& s, int fd, const iovec* iov, size_t n, int flags, KernelCall kernel);
+/// MSG_ERRQUEUE, whatever else is asked for. `msg` null: recv or recvfrom.
+long recv_error_queue(Stream& s, int fd, msghdr* msg, int flags, KernelCall kernel);
 /// sendfile to a stream. `offset` null: use and move in_fd's own position.
 long sendfile(Stream& s, int fd, int in_fd, off_t* offset, size_t count, KernelCall kernel);
 long shutdown(Stream& s, int fd, int how, KernelCall kernel);

@@ -31,6 +31,7 @@
 #include "core/base/mutex.h"
 #include "core/stream/gate.h"
 #include "core/stream/watcher.h"
+#include "core/stream/zero_copy.h"
 #include "core/transport/transport.h"
 #include "core/wire/rendezvous.h"
 
@@ -42,6 +43,10 @@ using transport::Turn;
 using transport::TurnKind;
 
 inline constexpr int kPaths = 4;
+
+/// A receiver that waits for more than this at a time stays on TCP: a sender may stop short of a
+/// full ring (tx_bound_locked(), and messages that are taken whole), and both would wait.
+inline constexpr int kMostLowWater = 32 * 1024;
 
 enum class TxState : uint8_t {
   kKernel,  // the kernel's: raw TCP
@@ -126,7 +131,10 @@ class Stream : public boost::intrusive::list_base_hook<
   // --- what the program set ---
   std::atomic<bool> nonblocking{false};
   std::atomic<int64_t> rcv_timeout_ns{0};  // 0: none
+  std::atomic<uint32_t> low_water{1};      // SO_RCVLOWAT
   std::atomic<int64_t> snd_timeout_ns{0};
+  std::atomic<uint32_t> user_timeout_ms{0};  // TCP_USER_TIMEOUT; 0: none
+  std::atomic<size_t> send_bound{SIZE_MAX};  // SO_SNDBUF: most bytes that may lie unread
 
   // --- lifting ---
   std::shared_ptr<Channel> channel;          // see "Thread safety"
@@ -134,6 +142,10 @@ class Stream : public boost::intrusive::list_base_hook<
   std::atomic<int> doorbell_fd{-1};          // channel's wait_fd(), while it is attached
   std::atomic<uint32_t> armed_undrained{0};  // by epoll, since the doorbell was drained
   std::atomic<bool> tx_nospace{false};  // a sender was told to wait: room is news (SOCK_NOSPACE)
+  std::atomic<bool> full_watched{
+      false};                  // the keeper looks whether the peer reads (user_timeout.cc)
+  uint64_t full_since_ns = 0;  // the keeper found it full, with the peer at full_head
+  uint64_t full_head = 0;
   std::atomic<bool> tx_wanted{false};   // the peer is ready: switch at the next chance
   std::atomic<uint32_t> calls{0};       // intercepted data calls on TCP, until it is asked for
   std::atomic<bool> lift_asked{false};
@@ -163,6 +175,7 @@ class Stream : public boost::intrusive::list_base_hook<
   Mutex watch_mutex;
   boost::intrusive::list<Watcher, boost::intrusive::constant_time_size<false>> watchers;
   std::atomic<int> watching{0};  // how many there are, for a look without the mutex
+  ZeroCopies zero_copies;  // under watch_mutex
 
   // --- counters: bytes by PathKind, relaxed ---
   std::atomic<uint64_t> sent[kPaths] = {};

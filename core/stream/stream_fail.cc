@@ -82,6 +82,12 @@ static bool fail_locked(Stream& s, Reason reason, int error) noexcept
   // The bytes that remain on TCP continue nothing: nobody may read them as if they did. Under the
   // locks, because close() passes through them before the number is free.
   abort_connection(fd);
+  if (error != ECONNRESET) {
+    // Another error than the kernel now has is told, and it alone; what follows is an end, as after
+    // tcp_done().
+    (void)os::shutdown(fd, SHUT_RDWR);
+    (void)os::getsockopt_int(fd, SOL_SOCKET, SO_ERROR);
+  }
   return true;
 }
 

@@ -66,6 +66,7 @@ void read_options(Stream& s, int fd) noexcept {
   if (os::getsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &tv, &len)) {
     s.snd_timeout_ns.store(socket_timeout_ns(tv), std::memory_order_relaxed);
   }
+  read_limits(s, fd);
 }
 
 bool has_cookie(int fd, uint64_t cookie) noexcept {
@@ -127,6 +128,8 @@ bool attach(Stream& s, uint32_t generation, uint64_t cookie, std::shared_ptr<Cha
     s.tx.ring_done = s.rx.ring_done = false;
     s.path_failed = false;
     s.path_failed_ns = 0;
+    s.full_watched.store(false, std::memory_order_relaxed);
+    s.full_since_ns = 0;
     s.rx.end_due = false;
     s.tcp_event.store(false, std::memory_order_relaxed);
     s.peer_gone.store(false, std::memory_order_relaxed);

@@ -18,6 +18,8 @@
 namespace rsock::stream {
 namespace {
 
+constexpr int kBufLock = 72;  // SO_BUF_LOCK, since Linux 5.14
+
 bool is_tcp_socket(int fd) noexcept {
   const auto protocol = os::getsockopt_int(fd, SOL_SOCKET, SO_PROTOCOL);
   if (!protocol || *protocol != IPPROTO_TCP) return false;
@@ -64,9 +66,7 @@ Reason pins(int level, int name, const void* value, socklen_t len) noexcept {
   if (level == SOL_SOCKET) {
     switch (name) {
       case SO_RCVLOWAT:
-        return v > 1 ? "SO_RCVLOWAT" : nullptr;
-      case SO_ZEROCOPY:
-        return v != 0 ? "SO_ZEROCOPY" : nullptr;
+        return v > kMostLowWater || v < 0 ? "SO_RCVLOWAT" : nullptr;
       case SO_TIMESTAMP_OLD:
       case SO_TIMESTAMPNS_OLD:
       case SO_TIMESTAMPING_OLD:
@@ -97,29 +97,6 @@ Reason pins(int level, int name, const void* value, socklen_t len) noexcept {
   return nullptr;
 }
 
-long bytes_to_read(Stream& s, int fd) noexcept {
-  MutexLock lock(s.rx.mutex);
-  long n = 0;
-  if (s.rx.state != RxState::kRing) {
-    const auto queued = os::ioctl_int(fd, SIOCINQ);
-    n = queued ? *queued : 0;
-  }
-  if (s.rx.state != RxState::kKernel && s.channel->rx_start()) {
-    n += static_cast<long>(s.channel->rx_available());
-  }
-  return n;
-}
-
-long bytes_unsent(Stream& s, int fd) noexcept {
-  MutexLock lock(s.tx.mutex);
-  const auto queued = os::ioctl_int(fd, SIOCOUTQ);
-  long n = queued ? *queued : 0;
-  if (s.tx.state == TxState::kRing) n += static_cast<long>(s.channel->tx_undelivered());
-  if (s.tx.state == TxState::kReplay)
-    n += static_cast<long>(s.channel->tx_tail() - s.tx.replay_next);
-  return n;
-}
-
 }  // namespace
 
 void on_socket(int fd, int domain, int type, int protocol) noexcept {
@@ -130,10 +107,14 @@ void on_socket(int fd, int domain, int type, int protocol) noexcept {
 }
 
 void on_connect(int fd, long result) noexcept {
-  if (result != 0 && result != -EINPROGRESS && result != -EINTR) return;
+  if (result < 0 && result != -EINPROGRESS && result != -EINTR) return;
   if (FdTable::kind(fd) != FdKind::kTcpSocket) return;
   // O_NONBLOCK is read from the kernel when the stream is lifted.
   track(fd, false, true);
+  Stream* s = result > 0 ? FdTable::stream(fd) : nullptr;
+  if (s == nullptr) return;
+  s->tx.offset.fetch_add(static_cast<uint64_t>(result), std::memory_order_relaxed);
+  s->sent[0].fetch_add(static_cast<uint64_t>(result), std::memory_order_relaxed);
 }
 
 void on_accept(int listener, int fd, int flags) noexcept {
@@ -177,11 +158,11 @@ long ioctl(Stream& s, int fd, unsigned long request, void* arg, KernelCall kerne
   }
   if (request == FIOASYNC) pin_to_tcp(fd, "O_ASYNC", false);
   if (!s.has_channel.load(std::memory_order_acquire)) return kernel();
-  if (request != SIOCINQ && request != SIOCOUTQ) return kernel();
+  if (request != SIOCINQ && request != SIOCOUTQ && request != SIOCOUTQNSD) return kernel();
   const long r = kernel();  // checks the argument's address for us
   if (r < 0) return r;
-  *static_cast<int*>(arg) =
-      static_cast<int>(request == SIOCINQ ? bytes_to_read(s, fd) : bytes_unsent(s, fd));
+  auto* count = static_cast<int*>(arg);
+  *count = static_cast<int>(request == SIOCINQ ? bytes_to_read(s, fd) : *count + bytes_unsent(s));
   return r;
 }
 
@@ -194,7 +175,9 @@ long getsockopt(Stream& s, int fd, int level, int name, void* value, socklen_t* 
   }
   // It receives.
   if (level == IPPROTO_TCP && name == TCP_ZEROCOPY_RECEIVE) pin_to_tcp(fd, "TCP_ZEROCOPY_RECEIVE");
-  return kernel();
+  const long r = kernel();
+  if (r == 0 && level == IPPROTO_TCP && name == TCP_INFO) correct_tcp_info(s, fd, value, *len);
+  return r;
 }
 
 long setsockopt(Stream& s, int fd, int level, int name, const void* value, socklen_t len,
@@ -204,14 +187,35 @@ long setsockopt(Stream& s, int fd, int level, int name, const void* value, sockl
     pin_to_tcp(fd, reason, level == IPPROTO_TCP && (name == TCP_ULP || name == TCP_REPAIR));
   }
   const long r = kernel();
+  if (r == 0 && level == IPPROTO_TCP && name == TCP_USER_TIMEOUT) read_limits(s, fd);
   if (r != 0 || level != SOL_SOCKET) return r;
   // 64-bit machines have one structure under both names.
   if (name == SO_RCVTIMEO || name == SO_RCVTIMEO_NEW) {
     s.rcv_timeout_ns.store(timeval_ns(value, len), std::memory_order_relaxed);
   } else if (name == SO_SNDTIMEO || name == SO_SNDTIMEO_NEW) {
     s.snd_timeout_ns.store(timeval_ns(value, len), std::memory_order_relaxed);
+  } else if (name == SO_SNDBUF || name == SO_SNDBUFFORCE || name == kBufLock ||
+             name == SO_RCVLOWAT) {
+    read_limits(s, fd);
+    // Who waits may have enough now (sk_setsockopt(), tcp_set_rcvlowat()).
+    if (s.has_channel.load(std::memory_order_acquire)) wake_waiters(s);
   }
   return r;
+}
+
+void read_limits(Stream& s, int fd) noexcept {
+  constexpr int kSendBufLock = 1;  // SOCK_SNDBUF_LOCK: set by the program, and not grown any more
+  const auto locked = os::getsockopt_int(fd, SOL_SOCKET, kBufLock);
+  const auto size = os::getsockopt_int(fd, SOL_SOCKET, SO_SNDBUF);
+  const bool bounded = locked && (*locked & kSendBufLock) != 0 && size && *size > 0;
+  s.send_bound.store(bounded ? static_cast<size_t>(*size) + kPeerHolds : SIZE_MAX,
+                     std::memory_order_relaxed);
+  const auto limit = os::getsockopt_int(fd, IPPROTO_TCP, TCP_USER_TIMEOUT);
+  s.user_timeout_ms.store(limit && *limit > 0 ? static_cast<uint32_t>(*limit) : 0,
+                          std::memory_order_relaxed);
+  const auto mark = os::getsockopt_int(fd, SOL_SOCKET, SO_RCVLOWAT);
+  s.low_water.store(mark && *mark > 1 ? static_cast<uint32_t>(*mark) : 1,
+                    std::memory_order_relaxed);
 }
 
 void on_set_flags(Stream& s, int flags) noexcept {

@@ -36,14 +36,23 @@ bool nothing_queued(int fd) noexcept {
   return queued && *queued == 0;
 }
 
+/// SO_RCVLOWAT: TCP's last bytes and the ring's first ones count together.
+bool reaches_over_the_switch_locked(Stream& s, size_t low_water) noexcept
+    RSOCK_REQUIRES(s.rx.mutex) {
+  const auto queued = os::ioctl_int(s.fd.load(std::memory_order_relaxed), FIONREAD);
+  return queued && static_cast<size_t>(*queued) + s.channel->rx_available() >= low_water;
+}
+
 void look_at_rx(Stream& s, Halves* h) noexcept {
   MutexLock lock(s.rx.mutex);
+  const size_t low_water = s.low_water.load(std::memory_order_relaxed);
   if (s.rx.state == RxState::kTcp) {
     const auto start = s.channel->rx_start();
     if (start && *start == s.rx.offset.load(std::memory_order_relaxed)) {
       s.rx.state = RxState::kRing;
     } else {
-      h->ask_kernel_in = true;
+      h->ask_kernel_in = true;  // which knows SO_RCVLOWAT
+      if (low_water != 1 && start && reaches_over_the_switch_locked(s, low_water)) h->events |= kIn;
       return;
     }
   }
@@ -55,7 +64,8 @@ void look_at_rx(Stream& s, Halves* h) noexcept {
     return;
   }
   Channel& ch = *s.channel;
-  if (ch.rx_available() != 0) {
+  // Fewer than SO_RCVLOWAT: only if no more can come (tcp_stream_is_readable()).
+  if (ch.rx_available() >= low_water) {
     h->events |= kIn;
     return;
   }
@@ -92,11 +102,11 @@ void look_at_tx(Stream& s, Halves* h) noexcept {
       break;
     case TxState::kRing:
       // The same third by which the receiver wakes us (Channel::rx_read).
-      if (s.channel->tx_room(s.channel->capacity() / 3) >= s.channel->capacity() / 3 ||
-          s.channel->tx_failed() || s.tx.shut) {
+      if (const size_t third = tx_bound_locked(s) / 3;
+          tx_room_locked(s, third) >= third || s.channel->tx_failed() || s.tx.shut) {
         h->events |= kOut;
       } else {
-        s.tx_nospace.store(true, std::memory_order_relaxed);
+        note_full_locked(s);
       }
       break;
   }
@@ -112,6 +122,7 @@ short ready_events(Stream& s, int fd, short interest) noexcept {
   }
   short events = h.events;
   if (s.error.load(std::memory_order_relaxed) != 0) events |= POLLERR | kIn | kOut;
+  if (s.zero_copies.pending()) events |= POLLERR;
   const bool tcp_spoke = s.tcp_event.load(std::memory_order_acquire);
   if (h.ask_kernel_in || h.ask_kernel_out || tcp_spoke) {
     short k = os::poll_now(fd, static_cast<short>(interest | POLLRDHUP));

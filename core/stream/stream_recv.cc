@@ -66,9 +66,10 @@ long wait_locked(Stream& s, Stay& stay, Deadline deadline, const HandlerWatch& s
 /// FIN or RST has come: what TCP holds is all that it will hold.
 bool tcp_is_over(int fd) noexcept { return os::poll_now(fd, POLLRDHUP) != 0; }
 
-/// MSG_PEEK | MSG_WAITALL found `have` bytes of `want` pieces: waits for more. False: this is all
-/// there will be.
+/// MSG_PEEK found `have` bytes of the `want` with which it is content: waits for more. False: this
+/// is all there will be.
 bool wait_for_more_locked(Stream& s, Stay& stay, const iovec* iov, size_t n, size_t have,
+                          size_t total,
                           size_t want, int flags, Deadline deadline,
                           const HandlerWatch& since) noexcept RSOCK_REQUIRES(s.rx.mutex) {
   if (s.rx.state == RxState::kKernel || have >= want) return false;
@@ -77,7 +78,7 @@ bool wait_for_more_locked(Stream& s, Stay& stay, const iovec* iov, size_t n, siz
   const uint32_t bell = ch->rx_bell();
   ch->rx_arm(transport::Sleep::kFutex);
   const int fd = fd_locked(s);
-  if (rx_try_locked(s, fd, iov, n, 0, want, flags) != static_cast<long>(have)) return true;
+  if (rx_try_locked(s, fd, iov, n, 0, total, flags) != static_cast<long>(have)) return true;
   if (s.channel != ch || s.rx.shut || s.peer_gone.load(std::memory_order_acquire) ||
       ch->rx_turn().kind != TurnKind::kOpen || tcp_is_over(fd)) {
     return false;
@@ -87,6 +88,12 @@ bool wait_for_more_locked(Stream& s, Stay& stay, const iovec* iov, size_t n, siz
   const long slept = sleep_on_bell(s.rx.mutex, std::move(ch), &Channel::rx_sleep, bell,
                                    deadline.for_futex(&storage, true), since);
   return slept == 0 && s.rx.state != RxState::kKernel;
+}
+
+/// The bytes with which a call is content (sock_rcvlowat() in include/net/sock.h).
+size_t enough(const Stream& s, size_t total, int flags) noexcept {
+  if ((flags & MSG_WAITALL) != 0) return total;
+  return std::min<size_t>(total, s.low_water.load(std::memory_order_relaxed));
 }
 
 /// The managed half of recv(): loops over attempts and waits.
@@ -113,8 +120,9 @@ long recv_managed(Stream& s, Stay& stay, const iovec* iov, size_t n, size_t tota
       return got == kPeerDied && *done != 0 ? static_cast<long>(*done) : got;
     }
     if (got <= 0) return *done != 0 ? static_cast<long>(*done) : got;
-    if ((flags & MSG_PEEK) != 0 && (flags & MSG_WAITALL) != 0 && blocking &&
-        wait_for_more_locked(s, stay, iov, n, static_cast<size_t>(got), total, flags, deadline,
+    const size_t want = enough(s, total, flags);
+    if ((flags & MSG_PEEK) != 0 && static_cast<size_t>(got) < want && blocking &&
+        wait_for_more_locked(s, stay, iov, n, static_cast<size_t>(got), total, want, flags, deadline,
                              since)) {
       continue;
     }
@@ -126,7 +134,7 @@ long recv_managed(Stream& s, Stay& stay, const iovec* iov, size_t n, size_t tota
       if (more <= 0) break;
       *done += static_cast<size_t>(more);
     }
-    if (*done >= total || (flags & MSG_WAITALL) == 0 || (flags & MSG_PEEK) != 0) {
+    if (*done >= want || (flags & MSG_PEEK) != 0) {
       return static_cast<long>(*done);
     }
   }
@@ -239,8 +247,7 @@ long recv_by_hand(Stream& s, const iovec* iov, size_t n, size_t total, size_t do
       return done != 0 ? static_cast<long>(done) : judge_kernel_end(s, r, blocking, deadline);
     (void)count_received(s, r, flags);
     done += static_cast<size_t>(r);
-    const bool all = (flags & MSG_WAITALL) != 0 && (flags & MSG_PEEK) == 0;
-    if (!all || done >= total) return static_cast<long>(done);
+    if ((flags & MSG_PEEK) != 0 || done >= enough(s, total, flags)) return static_cast<long>(done);
   }
 }
 
@@ -268,6 +275,9 @@ std::optional<long> recv_by_kernel(Stream& s, int flags, KernelCall kernel) {
   const Deadline deadline =
       Deadline::from_option(may_wait ? s.rcv_timeout_ns.load(std::memory_order_relaxed) : 0);
   const long r = judge_kernel_end(s, kernel(), may_wait, deadline);
+  if (r == 0) {  // failed while the call was in the kernel
+    if (const int e = take_error(s); __builtin_expect(e != 0, 0)) return -e;
+  }
   // RSOCK_STRICT shut the connection while this call waited: that is no end of the stream.
   if (const int e = strict_error(s); __builtin_expect(e != 0, 0) && r <= 0) return -e;
   return count_received(s, r, flags);
@@ -279,7 +289,8 @@ size_t recv_short(Stream& s, void* to, size_t n, int flags) noexcept {
   if (!s.rx.mutex.try_lock()) return 0;
   size_t got = 0;
   // What recv_managed() asks before it reads.
-  if (s.rx.state == RxState::kRing && !s.closed.load(std::memory_order_relaxed)) {
+  if (s.rx.state == RxState::kRing && !s.closed.load(std::memory_order_relaxed) &&
+      s.low_water.load(std::memory_order_relaxed) == 1) {
     got = s.channel->rx_take(to, n);
     if (got != 0) count_taken_locked(s, got);
   }
@@ -324,7 +335,7 @@ long recv(Stream& s, int fd, const iovec* iov, size_t n, int flags, KernelCall k
     }
     if (r != kRetryInKernel) return r;
     maybe_detach(s);
-    if (done != 0 && ((flags & MSG_WAITALL) == 0 || done >= total)) return static_cast<long>(done);
+    if (done != 0 && done >= enough(s, total, flags)) return static_cast<long>(done);
   }
 }
 

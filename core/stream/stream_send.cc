@@ -27,7 +27,7 @@ enum class Step : uint8_t { kDone, kKernel, kError };
 bool spin_for_room_locked(Stream& s, SpinBudget& spin, size_t need) noexcept
     RSOCK_REQUIRES(s.tx.mutex) {
   while (spin.more()) {
-    if (s.channel->tx_room(need) >= need) {
+    if (tx_room_locked(s, need) >= need) {
       spin.hit();
       return true;
     }
@@ -48,7 +48,7 @@ long wait_for_room_locked(Stream& s, Stay& stay, Deadline deadline, const Handle
   const uint32_t bell = ch->tx_bell();
   ch->tx_arm(transport::Sleep::kFutex);
   if (s.tx.state == TxState::kRing &&
-      (ch->tx_room(need) >= need || ch->tx_turn().kind != TurnKind::kOpen ||
+      (tx_room_locked(s, need) >= need || ch->tx_turn().kind != TurnKind::kOpen ||
        s.peer_gone.load(std::memory_order_acquire))) {
     return 0;
   }
@@ -70,7 +70,9 @@ void count_ring_locked(Stream& s, size_t took) noexcept RSOCK_REQUIRES(s.tx.mute
 /// One attempt in the ring. 0: go on (look at *done); -EAGAIN: full; -EFAULT.
 long write_ring_locked(Stream& s, const iovec* iov, size_t n, size_t total, size_t* done) noexcept
     RSOCK_REQUIRES(s.tx.mutex) {
-  const size_t took = s.channel->tx_write(iov, n, *done, total - *done);
+  size_t limit = total - *done;
+  if (tx_bound_locked(s) < s.channel->capacity()) limit = std::min(limit, tx_room_locked(s, limit));
+  const size_t took = s.channel->tx_write(iov, n, *done, limit);
   if (took == Channel::kFault) return -EFAULT;
   if (took == 0) return -EAGAIN;
   count_ring_locked(s, took);
@@ -83,7 +85,7 @@ long write_ring_locked(Stream& s, const iovec* iov, size_t n, size_t total, size
 /// (iperf3 -F: its diskfile_send() reads the file over what was left) meet one as rarely as with
 /// the kernel's far larger buffer.
 bool takes_whole_locked(Stream& s, size_t total) noexcept RSOCK_REQUIRES(s.tx.mutex) {
-  return total > s.channel->capacity() / 3 || s.channel->tx_room(total) >= total ||
+  return total > tx_bound_locked(s) / 3 || tx_room_locked(s, total) >= total ||
          s.channel->tx_failed();
 }
 
@@ -91,7 +93,7 @@ bool takes_whole_locked(Stream& s, size_t total) noexcept RSOCK_REQUIRES(s.tx.mu
 /// (sk_stream_wait_memory() in net/core/stream.c): until then a blocking send takes nothing.
 size_t room_to_begin_locked(Stream& s, size_t total) noexcept RSOCK_REQUIRES(s.tx.mutex) {
   if (!s.tx_nospace.load(std::memory_order_relaxed)) return 1;
-  return std::min(total, s.channel->capacity() / 3);
+  return std::min(total, tx_bound_locked(s) / 3);
 }
 
 /// The program is told to wait. It may do so in an edge-triggered epoll instance, whose item lies
@@ -99,6 +101,7 @@ size_t room_to_begin_locked(Stream& s, size_t total) noexcept RSOCK_REQUIRES(s.t
 /// to look once more.
 bool tell_no_space_locked(Stream& s) noexcept RSOCK_REQUIRES(s.tx.mutex) {
   // seq_cst pairs with drain_and_arm_locked(): either it sees this, or we see its watcher.
+  note_full_locked(s);
   s.tx_nospace.store(true, std::memory_order_seq_cst);
   if (s.tx.state != TxState::kRing || s.watching.load(std::memory_order_seq_cst) == 0) return false;
   s.channel->tx_arm(transport::Sleep::kDoorbell);
@@ -148,7 +151,7 @@ Step send_managed(Stream& s, Stay& stay, const iovec* iov, size_t n, size_t tota
         *error = -EAGAIN;
         return Step::kError;
       }
-      if (s.channel->tx_room(need) >= need) {
+      if (tx_room_locked(s, need) >= need) {
         const long e = write_ring_locked(s, iov, n, total, done);
         if (e == 0) continue;
         if (e == -EFAULT) {
@@ -163,7 +166,7 @@ Step send_managed(Stream& s, Stay& stay, const iovec* iov, size_t n, size_t tota
     } else if (flush_replay_locked(s)) {
       continue;
     }
-    if (tell_no_space_locked(s) && !blocking && s.channel->tx_room(need) >= need) continue;
+    if (tell_no_space_locked(s) && !blocking && tx_room_locked(s, need) >= need) continue;
     if (!blocking) {
       *error = -EAGAIN;
       return Step::kError;
@@ -238,7 +241,7 @@ struct AfterSend {
 }  // namespace
 
 std::optional<long> send_by_kernel(Stream& s, int flags, KernelCall kernel) {
-  if ((flags & MSG_OOB) != 0) return std::nullopt;  // send() pins first
+  if ((flags & (MSG_OOB | MSG_ZEROCOPY)) != 0) return std::nullopt;  // send() knows more
   if (const int e = strict_error(s); __builtin_expect(e != 0, 0)) return -e;
   if (s.tx_wanted.load(std::memory_order_acquire)) try_switch_tx(s);
   if (!s.tx.gate.enter()) return std::nullopt;
@@ -254,6 +257,7 @@ size_t send_short(Stream& s, const void* from, size_t n, int flags) noexcept {
   size_t took = 0;
   // What send_managed() asks before it writes.
   if (s.tx.state == TxState::kRing && !s.tx.shut && !s.tx.fin_owed && !s.tx.lied &&
+      s.send_bound.load(std::memory_order_relaxed) >= s.channel->capacity() &&
       !s.closed.load(std::memory_order_relaxed) && !s.channel->tx_maybe_turned() &&
       !s.peer_gone.load(std::memory_order_acquire)) {
     took = s.channel->tx_put(from, n);
@@ -267,6 +271,9 @@ long send(Stream& s, int fd, const iovec* iov, size_t n, int flags, KernelCall k
   if (__builtin_expect((flags & MSG_OOB) != 0, 0)) {
     if (const int e = pin_to_tcp(fd, "MSG_OOB"); e != 0) return -e;
     return kernel();
+  }
+  if (__builtin_expect((flags & MSG_ZEROCOPY) != 0, 0)) {
+    return send_zero_copy(s, fd, iov, n, flags, kernel);
   }
   Stay stay(s);
   size_t done = 0;

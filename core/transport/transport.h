@@ -77,6 +77,9 @@ class Channel {
   /// Bytes that tx_write() would take now, 0..capacity. Goes to look at the peer's word only if it
   /// knows of fewer than `want`: the line is the peer's, and a look costs a cache miss.
   virtual size_t tx_room(size_t want = SIZE_MAX) noexcept = 0;
+  /// A sender that lets fewer bytes than this be unread may wait for ever: the receiver does not
+  /// tell of every byte that it has consumed.
+  virtual size_t tx_least_bound() const noexcept { return 1; }
   /// Gathers up to `limit` bytes from iov[0..n), beginning `skip` bytes into it, publishes them and
   /// wakes a sleeping receiver. Returns the bytes taken; 0 when full; kFault.
   virtual size_t tx_write(const iovec* iov, size_t n, size_t skip, size_t limit) noexcept = 0;

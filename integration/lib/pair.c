@@ -272,6 +272,12 @@ void pong_until_lifted(int fd) {
   } while (!last);
 }
 
+uint64_t tcp_carried(int fd) { return tcp_bytes(fd); }
+
+void show_lifted(const char* label, int fd, uint64_t carried) {
+  say("%s: %s", label, !lift_is_due || tcp_bytes(fd) == carried ? "where it belongs" : "SET DOWN");
+}
+
 void warm_up_as_client(int fd) {
   ping_as_client(fd, kWarmUpRounds);
   until_lifted(fd, true);

@@ -104,6 +104,10 @@ void warm_up_as_server(int fd);
 void send_until_lifted(int fd);
 void receive_until_lifted(int fd);
 void pong_until_lifted(int fd);
+/* What TCP has carried so far, and, printed, whether it has stood still since. Where no lift is due that is
+ * "yes" as well: everything is where it belongs. */
+uint64_t tcp_carried(int fd);
+void show_lifted(const char* label, int fd, uint64_t carried);
 
 /* Data: byte i of every transfer is a fixed function of i, so that any loss is named by offset. */
 uint8_t pattern_at(uint64_t offset);

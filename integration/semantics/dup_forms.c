@@ -1,5 +1,7 @@
-/* dup, dup2, dup3 and F_DUPFD make another name for the same stream; it lives until the last one.
+/* dup, dup2, dup3, F_DUPFD and pidfd_getfd make another name for the same stream; it lives until the last one.
  */
+#include <sys/pidfd.h>
+
 #include "pair.h"
 
 static int copy_of(const struct Pair* pair, int fd) {
@@ -10,6 +12,7 @@ static int copy_of(const struct Pair* pair, int fd) {
   if (strcmp(how, "f_dupfd") == 0) return fcntl(fd, F_DUPFD, 90);
   if (strcmp(how, "f_dupfd_cloexec") == 0) return fcntl(fd, F_DUPFD_CLOEXEC, 91);
   if (strcmp(how, "dup2_onto_0") == 0) return dup2(fd, 0);
+  if (strcmp(how, "pidfd_getfd") == 0) return pidfd_getfd((int)CHECKED(pidfd_open(getpid(), 0)), fd, 0);
   return -1;
 }
 
@@ -102,6 +105,7 @@ static const struct PairCase kCases[] = {
     {"f_dupfd", echo_to_end, duplicator, true},
     {"f_dupfd_cloexec", echo_to_end, duplicator, true},
     {"dup2_onto_0", echo_to_end, duplicator, true},
+    {"pidfd_getfd", echo_to_end, duplicator, true},
     {"overwritten_by_dup2", see_end, overwrite, true},
     {"server_overwritten_by_dup2", overwrite, see_end, true},
     {"two_streams_change_places", two_streams, exchange, true},

@@ -69,6 +69,12 @@ static void move_1_mib(struct Pair* pair) {
   }
   say("both ways: %zu and %zu bytes, %s", sent, got,
       memcmp(in, out, sizeof(in)) == 0 ? "intact" : "DAMAGED");
+  CHECKED(fcntl(fd, F_SETFL, 0));
+  if (pair->listener >= 0) { /* a busy machine may not have lifted it yet */
+    receive_until_lifted(fd);
+  } else {
+    send_until_lifted(fd);
+  }
   tell(pair);
   await(pair);
 }

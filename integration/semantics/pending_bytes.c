@@ -50,12 +50,45 @@ static void writer(struct Pair* pair) {
   show("SIOCOUTQ", ioctl(fd, SIOCOUTQ, &queued));
   say("queued after all was read: %d", queued);
   send_pattern(fd, 50000, 0);
+  settle();
+  show("SIOCOUTQ", ioctl(fd, SIOCOUTQ, &queued));
+  say("queued while nobody reads: %d", queued); /* it is in the peer's buffer */
+  show("SIOCOUTQNSD", ioctl(fd, SIOCOUTQNSD, &queued));
+  say("not sent: %d", queued);
   CHECKED(shutdown(fd, SHUT_WR));
   tell(pair);
   drain("peer's end", fd);
 }
 
+/* More than the peer's buffer takes. */
+static void fills(struct Pair* pair) {
+  open_stream(pair);
+  fill_until_full(pair->stream);
+  int queued = -1, unsent = -1;
+  CHECKED(ioctl(pair->stream, SIOCOUTQ, &queued));
+  CHECKED(ioctl(pair->stream, SIOCOUTQNSD, &unsent));
+  say("much is queued: %d, and not sent: %d", queued > 100000, unsent > 100000);
+  tell(pair);
+  await(pair);
+  settle();
+  CHECKED(ioctl(pair->stream, SIOCOUTQ, &queued));
+  CHECKED(ioctl(pair->stream, SIOCOUTQNSD, &unsent));
+  say("when all was read: %d %d", queued, unsent);
+}
+
+static void empties(struct Pair* pair) {
+  static char buffer[1 << 20];
+  open_stream(pair);
+  await(pair);
+  for (struct pollfd one = {pair->stream, POLLIN, 0}; poll(&one, 1, 300) == 1;) {
+    CHECKED(recv(pair->stream, buffer, sizeof(buffer), 0));
+  }
+  tell(pair);
+  drain("drained", pair->stream);
+}
+
 static const struct PairCase kCases[] = {
+    {"client_fills", empties, fills, true},
     {"server_reads", reader, writer, true},
     {"client_reads", writer, reader, true},
 };

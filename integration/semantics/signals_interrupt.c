@@ -77,7 +77,7 @@ static void interrupted(struct Pair* pair) {
   join_thread(thread);
   if (!variant_has(pair, "send")) {
     char rest[4096];
-    sleep_ms(50);
+    settle();
     show("rest", recv(fd, rest, sizeof(rest), MSG_DONTWAIT));
   }
   tell(pair);

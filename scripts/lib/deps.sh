@@ -15,11 +15,11 @@ declare -gA RSOCK_PACKAGES=(
   # The model checker that runs the protocol's Promela model (it compiles with the C compiler).
   [model]="spin"
   # Real programs that run under the shim in integration tests.
-  [programs]="iperf3 sockperf curl python3"
+  [programs]="iperf3 sockperf curl python3 libjemalloc2 libtcmalloc-minimal4"
   # Real services (integration/services). Installed, never started: see rsock_install.
   [services]="redis-server redis-tools nginx-light wrk socat curl python3 openssh-server openssh-client postgresql openssl"
   # What tests look at from outside: system calls, bytes on the wire, sockets and namespaces.
-  [observe]="strace tcpdump iproute2"
+  [observe]="strace tcpdump iproute2 lsof"
   # What the measuring scripts need beyond a build.
   [measure]="python3 iperf3 gnuplot-nox"
   # Guests with a real RDMA stack (scripts/lab), and the programs that are run in them. The guests' kernel is not

@@ -328,13 +328,14 @@ TEST(Sockets, ConnectAndAcceptReportWhatTheKernelSaid) {
   EXPECT_EQ(errno, ECONNREFUSED);
   ASSERT_EQ(::listen(listener, 1), 0);
   const int fast = ::socket(AF_INET, SOCK_STREAM, 0);
-  EXPECT_GE(::sendto(fast, "hi", 2, MSG_FASTOPEN, addr, len), 0);
+  const long sent = ::sendto(fast, "hi", 2, MSG_FASTOPEN, addr, len);
+  EXPECT_GE(sent, 0);
   const int served = ::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
   EXPECT_GE(served, 0);
   EXPECT_THAT(
       calls(),
       ElementsAre("on_socket", "on_socket", fake::line("on_connect %d %d", client, -ECONNREFUSED),
-                  "on_socket", fake::line("on_connect %d 0", fast),
+                  "on_socket", fake::line("on_connect %d %ld", fast, sent),
                   fake::line("on_accept %d %d %d", listener, served, SOCK_CLOEXEC)));
   fake::reset();
   for (int fd : {listener, client, fast, served}) ::close(fd);

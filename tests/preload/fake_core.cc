@@ -103,6 +103,7 @@ void for_each_program_range(unsigned first, unsigned last, void (*range)(unsigne
 
 // Every direction is managed here: the entries have to gather the program's buffers.
 std::optional<long> send_by_kernel(Stream&, int, KernelCall) { return std::nullopt; }
+long recv_error_queue(Stream&, int, msghdr*, int, KernelCall kernel) { return kernel(); }
 std::optional<long> recv_by_kernel(Stream&, int, KernelCall) { return std::nullopt; }
 size_t send_short(Stream&, const void*, size_t, int) noexcept { return 0; }
 size_t recv_short(Stream&, void*, size_t, int) noexcept { return 0; }
