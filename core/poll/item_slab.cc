@@ -63,6 +63,7 @@ void release_locked(Item& item) noexcept RSOCK_REQUIRES(g_mutex) {
   item.instance = nullptr;
   item.stream = nullptr;
   item.managed = item.disabled = item.fresh = item.local_news = item.linked_ready = false;
+  item.shared = false;
   item.doorbell = item.fd = -1;
   item.owns_doorbell = item.shares_doorbell = item.deaf = false;
   item.rx_by_kernel = item.tx_by_kernel = true;

@@ -157,6 +157,7 @@ void pin_if_watched(Stream& s, void*) noexcept {
     s.pinned.store(true, std::memory_order_relaxed);
     s.not_lifted.store("in an epoll instance shared with a forked process",
                        std::memory_order_relaxed);
+    w.on_shared(s);
   }
 }
 

@@ -77,6 +77,53 @@ TEST_P(EpollStreams, AddOfAStreamThatIsClosedMeanwhileLinksNothing) {
   FdTable::set(c.left, stream::FdKind::kStream, &s);
 }
 
+/// The kernel's instance is both processes'. A child that closes what it has inherited, as a
+/// server's child does, said DEL or MOD for a registration under our data, and the parent's was
+/// gone.
+TEST_P(EpollStreams, AForkedChildThatClosesAStreamLeavesTheParentsRegistration) {
+  for (const bool lifted : {false, true}) {
+    for (const bool spent : {false, true}) {
+      Epoll epoll;
+      Connection c = Connection::make();
+      if (lifted) {
+        ASSERT_TRUE(ping_until_lifted(c));
+      }
+      ASSERT_EQ(epoll.control(EPOLL_CTL_ADD, c.left, EPOLLIN | EPOLLONESHOT), 0);
+      if (spent) {
+        ASSERT_EQ(do_send(c.right, "a", 1), 1);
+        ASSERT_EQ(epoll.wait_for(c.left, 10'000), EPOLLIN);
+      }
+      EXPECT_EQ(in_forked_child([&] {
+                  close_fd(c.left);
+                  close_fd(c.right);
+                  return true;
+                }),
+                0);
+      if (spent) {
+        EXPECT_EQ(epoll.wait_for(c.left, 0), 0u) << "a shot that was fired";
+        EXPECT_EQ(epoll.control(EPOLL_CTL_MOD, c.left, EPOLLIN | EPOLLONESHOT), 0);
+      } else {
+        ASSERT_EQ(do_send(c.right, "a", 1), 1);
+      }
+      EXPECT_EQ(epoll.wait_for(c.left, 10'000), EPOLLIN) << lifted << spent;
+      EXPECT_EQ(epoll.wait_for(c.left, 0), 0u);
+    }
+  }
+}
+
+/// Either process may arm it again, and the other hear of it.
+TEST_P(EpollStreams, AForkedChildArmsTheSharedRegistration) {
+  Epoll epoll;
+  Connection c = Connection::make();
+  ASSERT_EQ(epoll.control(EPOLL_CTL_ADD, c.left, EPOLLIN | EPOLLONESHOT), 0);
+  ASSERT_EQ(do_send(c.right, "a", 1), 1);
+  ASSERT_EQ(epoll.wait_for(c.left, 10'000), EPOLLIN);
+  EXPECT_EQ(in_forked_child(
+                [&] { return epoll.control(EPOLL_CTL_MOD, c.left, EPOLLIN | EPOLLONESHOT) == 0; }),
+            0);
+  EXPECT_EQ(epoll.wait_for(c.left, 10'000), EPOLLIN);
+}
+
 /// While an item is managed the kernel must not know the program's interest, not for a moment: its
 /// socket is silent and always writable.
 TEST_P(EpollStreams, AnotherThreadSeesNothingOfAModification) {
