@@ -52,7 +52,7 @@ class Item final : public stream::Watcher, public ReadyListHook, public ItemList
   void on_maybe_ready(stream::Stream& s) noexcept override;
   void on_path_changed(stream::Stream& s) noexcept override;
   void on_closed(stream::Stream& s) noexcept override;
-  void on_shared(stream::Stream& s) noexcept override;
+  void on_shared_locked() noexcept override;
   bool survives_fork() const noexcept override { return true; }
 
   Instance* instance = nullptr;

@@ -60,14 +60,12 @@ void Item::on_closed(stream::Stream& s) noexcept {
 
 /// The kernel's registration is both processes' from now on, and each changes it by the program's
 /// word only: one that closes its copy must leave it to the other, who does not know our data.
-void Item::on_shared(stream::Stream&) noexcept {
-  Instance& in = *instance;
-  MutexLock lock(in.mutex);
+void Item::on_shared_locked() noexcept RSOCK_NO_TSA {
   if (std::exchange(shared, true) || managed || disabled) return;
   if ((user.events & EPOLLONESHOT) == 0) return;
   // A shot that was fired just before, and not sorted yet, is void: the kernel looks anew.
   ++arming;
-  register_as(in.epfd, fd, user.events, user.data.u64);
+  register_as(instance->epfd, fd, user.events, user.data.u64);
 }
 
 void Instance::forget_locked(Item& item, bool registered) noexcept {

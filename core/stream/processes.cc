@@ -150,14 +150,14 @@ void find_unready(Stream& s, void* arg) noexcept RSOCK_NO_TSA {
   if ((s.holders == nullptr && !pinned) || lifted) static_cast<Unready*>(arg)->found = true;
 }
 
-void pin_if_watched(Stream& s, void*) noexcept {
-  MutexLock lock(s.watch_mutex);
+/// A kernel epoll instance that two processes share can't hold our registrations for one of them.
+void pin_if_watched_locked(Stream& s, void*) noexcept RSOCK_NO_TSA {
   for (Watcher& w : s.watchers) {
     if (!w.survives_fork()) continue;
     s.pinned.store(true, std::memory_order_relaxed);
     s.not_lifted.store("in an epoll instance shared with a forked process",
                        std::memory_order_relaxed);
-    w.on_shared(s);
+    w.on_shared_locked();
   }
 }
 
@@ -182,8 +182,6 @@ void before_fork() noexcept RSOCK_NO_TSA {
   t_fork_until_ns = 0;
   const Patience patience = Patience::at_most(std::max(left, kLeastNs));
   g_fork.lock();
-  // A kernel epoll instance that two processes share can't hold our registrations for one of them.
-  if (live_streams() != 0) for_each_stream(pin_if_watched, nullptr);
   add_holder_to_all();  // first: from now on none of them is lifted
   for (int i = 0;; ++i) {
     set_down_all("fork", false, patience);
@@ -198,6 +196,8 @@ void before_fork() noexcept RSOCK_NO_TSA {
     Keeper::after_fork_parent();
     add_holder_to_all(/*fresh_only=*/true);
   }
+  // Last: other threads add to their instances until everything is locked.
+  for_each_stream_locked(pin_if_watched_locked, nullptr);
 }
 
 void after_fork_parent(bool failed) noexcept RSOCK_NO_TSA {

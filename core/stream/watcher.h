@@ -25,8 +25,9 @@ class Watcher : public boost::intrusive::list_base_hook<
   /// An epoll registration is the kernel's and both processes'; a sleeping thread is the parent's
   /// alone.
   virtual bool survives_fork() const noexcept { return false; }
-  /// Another process is about to have it too; the stream is pinned to TCP.
-  virtual void on_shared(Stream&) noexcept {}
+  /// In a fork, with every lock held: another process has it too from now on, and the stream is
+  /// pinned to TCP.
+  virtual void on_shared_locked() noexcept {}
 
  protected:
   ~Watcher() = default;
