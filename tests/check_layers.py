@@ -8,6 +8,7 @@
 4. No undefined symbol of librsock_core.a is a name in preload/intercept.def, nor dlsym (which allocates and takes the
    loader's lock: only the keeper may, for rdma-core).
 5. Every include of ours is written from the root ("core/ring/byte_ring.h").
+6. Fences are made by core/base/fence.h.
 
 Breaking a rule prints file:line and the rule; --self-test proves that each rule can fail.
 """
@@ -20,6 +21,7 @@ import sys
 import tempfile
 
 RANK = {"base": 0, "os": 1, "wire": 1, "ring": 1, "transport": 2, "stream": 3, "poll": 4, "preload": 5}
+FENCE = "core/base/fence.h"
 MAY_LOOK_UP = "rdma_library.cc.o"
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"')
 SOURCES = (".h", ".cc", ".def")
@@ -62,6 +64,9 @@ def check_includes(root):
             seen += 1
             name = path.relative_to(root).as_posix()
             for number, line in enumerate(path.read_text().splitlines(), 1):
+                # g++ refuses it under ThreadSanitizer: nobody could build that any more, and nobody noticed.
+                if "atomic_thread_fence" in line and name != FENCE:
+                    faults.append(f"{name}:{number}: atomic_thread_fence: full_fence() of {FENCE} builds everywhere")
                 found = INCLUDE.match(line)
                 # Generated headers have no folder and no room.
                 if not found or ("/" not in found[1] and not (path.parent / found[1]).exists()):
@@ -133,6 +138,8 @@ def self_test():
         root = pathlib.Path(folder)
         (root / "core" / "ring").mkdir(parents=True)
         (root / "core" / "ring" / "a.cc").write_text('#include "preload/entry.h"\n')
+        assert len(check_includes(root)) == 1
+        (root / "core" / "ring" / "a.cc").write_text("std::atomic_thread_fence(std::memory_order_seq_cst);\n")
         assert len(check_includes(root)) == 1
 
 

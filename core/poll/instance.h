@@ -58,6 +58,8 @@ class Item final : public stream::Watcher, public ReadyListHook, public ItemList
   void on_maybe_ready(stream::Stream& s) noexcept override;
   void on_path_changed(stream::Stream& s) noexcept override;
   void on_closed(stream::Stream& s) noexcept override;
+  void on_shared_locked() noexcept override;
+  bool on_unshared(bool locked) noexcept override;
   bool survives_fork() const noexcept override { return true; }
 
   Instance* instance = nullptr;
@@ -68,6 +70,7 @@ class Item final : public stream::Watcher, public ReadyListHook, public ItemList
   bool managed = false;
   bool disabled = false;     // EPOLLONESHOT, reported; or
   bool parked = false;       // ... deleted by the program, and kept
+  bool shared = false;       // another process has the registration too: on TCP it is the program's
   bool fresh = false;        // added or modified by the program: whatever holds is news
   bool local_news = false;   // an edge for EPOLLET that no word shows
   bool rx_by_kernel = true;  // EPOLLET: who carried the directions at the last report

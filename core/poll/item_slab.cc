@@ -63,7 +63,8 @@ void release_locked(Item& item) noexcept RSOCK_REQUIRES(g_mutex) {
   item.instance = nullptr;
   item.stream = nullptr;
   item.misses = 0;
-  item.managed = item.parked = item.disabled = item.fresh = item.local_news = item.linked_ready = item.linked_drowsy = false;
+  item.managed = item.parked = item.disabled = item.fresh = item.local_news = false;
+  item.linked_ready = item.linked_drowsy = item.shared = false;
   item.doorbell = item.fd = -1;
   item.owns_doorbell = item.shares_doorbell = item.deaf = false;
   item.rx_by_kernel = item.tx_by_kernel = true;

@@ -3,7 +3,7 @@
 //
 // On TCP: the program's own registration, except that EPOLLONESHOT is under our data, because
 // whether it is spent has to be known when a channel comes. With a channel: ours, edge-triggered,
-// and the doorbell's.
+// and the doorbell's. Once a forked process shares it: the program's own, and no channel comes.
 
 #include <sys/eventfd.h>
 
@@ -86,8 +86,27 @@ void evict_parked_locked(stream::Stream& s, const Instance* except) noexcept {
   }
 }
 
+/// The kernel's registration is both processes' from now on, and each changes it by the program's
+/// word only: one that closes its copy must leave it to the other, who does not know our data.
+void Item::on_shared_locked() noexcept RSOCK_NO_TSA {
+  if (std::exchange(shared, true) || managed || disabled) return;
+  if ((user.events & EPOLLONESHOT) == 0) return;
+  // A shot that was fired just before, and not sorted yet, is void: the kernel looks anew.
+  ++arming;
+  register_as(instance->epfd, fd, user.events, user.data.u64);
+}
+
+bool Item::on_unshared(bool locked) noexcept RSOCK_NO_TSA {
+  if (!locked) instance->mutex.lock();
+  shared = false;
+  // Whether a shot was fired meanwhile the kernel alone knows.
+  const bool known = (user.events & EPOLLONESHOT) == 0;
+  if (!locked) instance->mutex.unlock();
+  return known;
+}
+
 void Instance::forget_locked(Item& item, bool registered) noexcept {
-  const bool ours = item.managed || (item.user.events & EPOLLONESHOT) != 0;
+  const bool ours = item.managed || (!item.shared && (item.user.events & EPOLLONESHOT) != 0);
   if (item.managed) leave_channel_locked(item);
   // The file may live on, under another name or in another process: what the kernel keeps then must
   // not carry our data. A ONESHOT that is spent stays so only without a registration.
@@ -179,7 +198,7 @@ void Instance::unmanage_locked(Item& item) noexcept {
 
 epoll_event Instance::plain_locked(Item& item) noexcept {
   epoll_event event = item.user;
-  if ((event.events & EPOLLONESHOT) != 0) {
+  if ((event.events & EPOLLONESHOT) != 0 && !item.shared) {
     ++item.arming;
     event.data.u64 = EventData::of(item, EventData::Tag::kOneshot);
   }

@@ -39,6 +39,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "core/base/fence.h"
 #include "core/base/try_copy.h"
 #include "core/ring/iov_cursor.h"
 
@@ -64,12 +65,7 @@ inline void publish(std::atomic<uint64_t>& word, uint64_t value) noexcept {
   word.exchange(value, std::memory_order_seq_cst);
 #else
   word.store(value, std::memory_order_release);
-#if defined(__x86_64__) && defined(__clang__)
-  // The fence below, as g++ writes it: clang 14 writes mfence, which takes several times as long.
-  asm volatile("lock orq $0, (%%rsp)" : : : "memory", "cc");
-#else
-  std::atomic_thread_fence(std::memory_order_seq_cst);
-#endif
+  full_fence();
 #endif
 }
 

@@ -12,8 +12,16 @@ namespace {
 struct Block {
   std::atomic<uint32_t>* cells;
   size_t bytes;
-  std::atomic<uint32_t> live;  // streams of THIS process that point into it
+  // Streams of THIS process that point into it, and who fills it: the first may close before the
+  // last one has its cell.
+  std::atomic<uint32_t> live;
 };
+
+void let_go(Block* block) noexcept {
+  if (block->live.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+  os::unmap(block->cells, block->bytes);
+  delete block;
+}
 
 struct Filling {
   Block* block;
@@ -67,11 +75,12 @@ void add_holder_to_all(bool fresh_only) noexcept {
     const size_t bytes = (fresh * sizeof(std::atomic<uint32_t>) + 4095) & ~size_t{4095};
     if (const auto memory = os::map_anonymous_shared(bytes)) {
       filling.block =
-          new (std::nothrow) Block{static_cast<std::atomic<uint32_t>*>(*memory), bytes, {}};
+          new (std::nothrow) Block{static_cast<std::atomic<uint32_t>*>(*memory), bytes, {1}};
       if (filling.block == nullptr) os::unmap(*memory, bytes);
     }
   }
   for_each_stream(add_one, &filling);
+  if (filling.block != nullptr) let_go(filling.block);
 }
 
 void remove_holder_from_all() noexcept { for_each_stream(remove_one, nullptr); }
@@ -83,10 +92,7 @@ void drop_holder(Stream& s) noexcept {
   auto* block = static_cast<Block*>(s.holders_block);
   s.holders = nullptr;
   s.holders_block = nullptr;
-  if (block->live.fetch_sub(1, std::memory_order_acq_rel) == 1) {
-    os::unmap(block->cells, block->bytes);
-    delete block;
-  }
+  let_go(block);
 }
 
 bool sole_holder(const Stream& s) noexcept {

@@ -196,7 +196,7 @@ void end_process() noexcept {
   const auto run = [](void*) noexcept -> void* {
     // The program's exit handlers run as in the thread that ended, not with every signal blocked.
     set_signal_mask(g_mask_at_end, nullptr);
-    exit(0);
+    exit(0);  // NOLINT(concurrency-mt-unsafe): no other thread of the program is left
   };
   if (!create_thread(run, 0)) run(nullptr);
 }

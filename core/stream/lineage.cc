@@ -74,23 +74,39 @@ void for_each_around(Lineage* l, uint32_t place, F fn) noexcept {
   }
 }
 
-bool is_watched(Stream& s) noexcept RSOCK_NO_TSA {
-  for (const Watcher& w : s.watchers) {
-    if (w.survives_fork()) return true;
+/// With every lock held. True: an epoll instance has it.
+bool share_watchers(Stream& s) noexcept RSOCK_NO_TSA {
+  bool any = false;
+  for (Watcher& w : s.watchers) {
+    if (!w.survives_fork()) continue;
+    any = true;
+    w.on_shared_locked();
   }
-  return false;
+  return any;
+}
+
+void pin_as_lent(Stream& s) noexcept {
+  s.pinned.store(true, std::memory_order_relaxed);
+  s.not_lifted.store(kLentReason, std::memory_order_relaxed);
+}
+
+/// The instances are this process's alone again. With every lock held, or with s.watch_mutex.
+void unshare_watchers(Stream& s, bool locked) noexcept RSOCK_NO_TSA {
+  bool known = true;
+  for (Watcher& w : s.watchers) {
+    if (w.survives_fork()) known = w.on_unshared(locked) && known;
+  }
+  if (!known) pin_as_lent(s);
 }
 
 void fill_one(Stream& s, void*) noexcept RSOCK_NO_TSA {
   // Whoever is born now is in all the lineages that this process is in.
   for_each_around(g_own, s.kin,
                   [](Cell& c) { c.held.fetch_add(1, std::memory_order_relaxed); });
-  const bool lent = is_watched(s);
+  const bool lent = share_watchers(s);
   Lineage* l = g_pending;
   if (l == nullptr || l->used == l->room || s.holders == nullptr) {
-    if (!lent) return;
-    s.pinned.store(true, std::memory_order_relaxed);
-    s.not_lifted.store(kLentReason, std::memory_order_relaxed);
+    if (lent) pin_as_lent(s);
     return;
   }
   Cell& cell = l->shared->cells[l->used++];
@@ -123,6 +139,10 @@ void take_off(Lineage& l) noexcept {
       });
     }
     Stream& s = *cell.stream;
+    MutexLock watch(s.watch_mutex);
+    if (cell.lent && instance_gone && s.owned_by(cell.generation) && s.lent == 1) {
+      unshare_watchers(s, false);
+    }
     MutexLock tx(s.tx.mutex);
     MutexLock rx(s.rx.mutex);
     if (!s.owned_by(cell.generation)) continue;
@@ -224,7 +244,9 @@ void lineage_in_parent(bool failed) noexcept RSOCK_NO_TSA {
   if (l == nullptr) return;
   l->writes.reset();
   for (uint32_t i = 0; failed && i < l->used; ++i) {
-    if (l->shared->cells[i].lent) --l->shared->cells[i].stream->lent;
+    if (!l->shared->cells[i].lent) continue;
+    Stream& s = *l->shared->cells[i].stream;
+    if (--s.lent == 0) unshare_watchers(s, true);
   }
   if (failed) return destroy(l);
   l->next = g_watched;

@@ -228,6 +228,7 @@ void before_fork() noexcept RSOCK_NO_TSA {
     Keeper::after_fork_parent();
     add_holder_to_all(/*fresh_only=*/true);
   }
+  // Last: other threads add to their instances until everything is locked.
   fill_lineage_locked();
 }
 

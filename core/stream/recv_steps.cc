@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "core/base/fence.h"
 #include "core/os/os.h"
 #include "core/stream/iov.h"
 #include "core/stream/moves.h"
@@ -108,7 +109,7 @@ long ring_step_locked(Stream& s, int fd, const iovec* iov, size_t n, size_t skip
 size_t tcp_allowance_locked(Stream& s, int fd, bool* never) noexcept RSOCK_REQUIRES(s.rx.mutex) {
   Channel& ch = *s.channel;
   const auto queued = os::ioctl_int(fd, FIONREAD);
-  std::atomic_thread_fence(std::memory_order_seq_cst);
+  full_fence();
   const bool turned = ch.rx_turn().kind != TurnKind::kOpen;
   const auto start = ch.rx_start();
   const uint64_t at = s.rx.offset.load(std::memory_order_relaxed);

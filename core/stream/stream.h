@@ -123,7 +123,7 @@ class Stream : public boost::intrusive::list_base_hook<
   std::atomic<uint32_t>* holders =
       nullptr;  // processes that hold it, in memory they share; null: only us
   void* holders_block = nullptr;
-  // lineage.h. Under both locks: where this process, a forked one, counts it (place + 1; 0:
+  // lineage.h. Under both locks (`lent` changes in a fork and in the keeper only): where this process, a forked one, counts it (place + 1; 0:
   // nowhere), and how many lineages share an epoll instance that has it.
   uint32_t kin = 0;
   uint32_t lent = 0;

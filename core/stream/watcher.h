@@ -25,6 +25,12 @@ class Watcher : public boost::intrusive::list_base_hook<
   /// An epoll registration is the kernel's and both processes'; a sleeping thread is the parent's
   /// alone.
   virtual bool survives_fork() const noexcept { return false; }
+  /// In a fork, with every lock held: another process has it too from now on, and the stream stays
+  /// on TCP until that process is gone.
+  virtual void on_shared_locked() noexcept {}
+  /// It is gone, or (`locked`: as above) there is none after all. False: what happened to the
+  /// registration meanwhile is not known, and the stream has to stay on TCP.
+  virtual bool on_unshared(bool locked) noexcept { return true; }
 
  protected:
   ~Watcher() = default;

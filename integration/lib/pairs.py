@@ -45,7 +45,8 @@ def plain_environment():
 
 def shim_environment(library, summary, strict, path="shm"):
     env = plain_environment()
-    env["LD_PRELOAD"] = library
+    # A sanitizer's run-time, where the library is built with one, comes before everything else.
+    env["LD_PRELOAD"] = " ".join(filter(None, [os.environ.get("PRELOAD_FIRST"), library]))
     env["RSOCK_PATH"] = path
     env["RSOCK_SUMMARY"] = str(summary)
     env["RSOCK_LOG"] = os.environ.get("RSOCK_LOG", "warn")

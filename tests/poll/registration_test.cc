@@ -1,6 +1,7 @@
 // What is registered where: before the stream is one, under several numbers, while it changes.
 
 #include <sys/eventfd.h>
+#include <sys/mman.h>
 
 #include <thread>
 
@@ -76,6 +77,86 @@ TEST_P(EpollStreams, AddOfAStreamThatIsClosedMeanwhileLinksNothing) {
   EXPECT_EQ(epoll.control(EPOLL_CTL_ADD, c.left, EPOLLIN), 0);
   EXPECT_TRUE(s.watchers.empty());
   FdTable::set(c.left, stream::FdKind::kStream, &s);
+}
+
+/// The kernel's instance is both processes'. A child that closes what it has inherited, as a
+/// server's child does, said DEL or MOD for a registration under our data, and the parent's was
+/// gone.
+TEST_P(EpollStreams, AForkedChildThatClosesAStreamLeavesTheParentsRegistration) {
+  for (const bool lifted : {false, true}) {
+    for (const bool spent : {false, true}) {
+      Epoll epoll;
+      Connection c = Connection::make();
+      if (lifted) {
+        ASSERT_TRUE(ping_until_lifted(c));
+      }
+      ASSERT_EQ(epoll.control(EPOLL_CTL_ADD, c.left, EPOLLIN | EPOLLONESHOT), 0);
+      if (spent) {
+        ASSERT_EQ(do_send(c.right, "a", 1), 1);
+        ASSERT_EQ(epoll.wait_for(c.left, 10'000), EPOLLIN);
+      }
+      EXPECT_EQ(in_forked_child([&] {
+                  close_fd(c.left);
+                  close_fd(c.right);
+                  return true;
+                }),
+                0);
+      if (spent) {
+        EXPECT_EQ(epoll.wait_for(c.left, 0), 0u) << "a shot that was fired";
+        EXPECT_EQ(epoll.control(EPOLL_CTL_MOD, c.left, EPOLLIN | EPOLLONESHOT), 0);
+      } else {
+        ASSERT_EQ(do_send(c.right, "a", 1), 1);
+      }
+      EXPECT_EQ(epoll.wait_for(c.left, 10'000), EPOLLIN) << lifted << spent;
+      EXPECT_EQ(epoll.wait_for(c.left, 0), 0u);
+    }
+  }
+}
+
+Epoll* g_added_to = nullptr;
+int g_added = -1;
+
+/// Another thread adds while the fork is on its way: when the holders' memory is mapped, say.
+long adds_in_a_fork(long nr, long a, long b, long c, long d, long e, long f) noexcept {
+  if (nr == SYS_mmap && (d & MAP_SHARED) != 0 && g_added_to != nullptr) {
+    EXPECT_EQ(
+        std::exchange(g_added_to, nullptr)->control(EPOLL_CTL_ADD, g_added, EPOLLIN | EPOLLONESHOT),
+        0);
+  }
+  return raw_syscall(nr, a, b, c, d, e, f);
+}
+
+TEST_P(EpollStreams, ARegistrationThatIsMadeDuringAForkIsSharedToo) {
+  Epoll epoll;
+  Connection c = Connection::make();
+  g_added_to = &epoll;
+  g_added = c.left;
+  {
+    const OtherDoor door(&adds_in_a_fork);
+    EXPECT_EQ(in_forked_child([&] {
+                close_fd(c.left);
+                return true;
+              }),
+              0);
+  }
+  ASSERT_EQ(g_added_to, nullptr);
+  EXPECT_TRUE(FdTable::stream(c.left)->pinned);
+  ASSERT_EQ(do_send(c.right, "a", 1), 1);
+  EXPECT_EQ(epoll.wait_for(c.left, 10'000), EPOLLIN);
+  EXPECT_EQ(epoll.wait_for(c.left, 0), 0u);
+}
+
+/// Either process may arm it again, and the other hear of it.
+TEST_P(EpollStreams, AForkedChildArmsTheSharedRegistration) {
+  Epoll epoll;
+  Connection c = Connection::make();
+  ASSERT_EQ(epoll.control(EPOLL_CTL_ADD, c.left, EPOLLIN | EPOLLONESHOT), 0);
+  ASSERT_EQ(do_send(c.right, "a", 1), 1);
+  ASSERT_EQ(epoll.wait_for(c.left, 10'000), EPOLLIN);
+  EXPECT_EQ(in_forked_child(
+                [&] { return epoll.control(EPOLL_CTL_MOD, c.left, EPOLLIN | EPOLLONESHOT) == 0; }),
+            0);
+  EXPECT_EQ(epoll.wait_for(c.left, 10'000), EPOLLIN);
 }
 
 /// While an item is managed the kernel must not know the program's interest, not for a moment: its

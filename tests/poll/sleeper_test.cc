@@ -26,22 +26,6 @@ bool watched(int fd) {
   return !s.watchers.empty();
 }
 
-/// fork() with the hooks around it; the child's exit code is what `in_child` says.
-template <typename F>
-int in_forked_child(F&& in_child) {
-  stream::prepare_fork();
-  stream::before_fork();
-  const pid_t child = ::fork();
-  if (child == 0) {
-    stream::after_fork_child();
-    ::_exit(in_child() ? 0 : 1);
-  }
-  stream::after_fork_parent(child < 0);
-  int status = -1;
-  EXPECT_EQ(::waitpid(child, &status, 0), child);
-  return status;
-}
-
 /// Its thread is the parent's: the child's lists named its stack.
 TEST_F(Sleepers, AForkedChildKnowsNoneOfTheParentsSleepers) {
   Connection c = Connection::make();

@@ -2,6 +2,9 @@
 
 #include "core/stream/holders.h"
 
+#include <thread>
+
+#include "core/base/deadline.h"
 #include "tests/stream/forking.h"
 
 namespace rsock::stream {
@@ -88,6 +91,25 @@ TEST_F(Holders, ParentAndChildTakeTurnsOnOneStreamWithoutLosingAByte) {
   char buffer[32] = {};
   EXPECT_EQ(do_recv(c.right, buffer, 18, MSG_WAITALL), 18);
   EXPECT_STREQ(buffer, "first second third");
+}
+
+/// The counters' memory went with the last stream that pointed into it, while others were still
+/// getting theirs: the fork of a busy server crashed.
+TEST_F(Holders, StreamsThatCloseWhileAForkCountsThem) {
+  std::atomic<bool> over{false};
+  std::vector<std::thread> closers;
+  for (int i = 0; i < 3; ++i) {
+    closers.emplace_back([&] {
+      while (!over) Connection::make();
+    });
+  }
+  const Deadline limit = Deadline::after_ns(1'500'000'000);
+  while (!limit.passed()) {
+    add_holder_to_all();
+    remove_holder_from_all();
+  }
+  over = true;
+  for (std::thread& t : closers) t.join();
 }
 
 }  // namespace

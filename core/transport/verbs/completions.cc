@@ -6,6 +6,7 @@
 
 #include "core/base/cancel_off.h"
 #include "core/base/clock.h"
+#include "core/base/fence.h"
 #include "core/base/inside.h"
 #include "core/base/log.h"
 #include "core/base/thread_signals.h"
@@ -65,7 +66,7 @@ bool Device::progress() noexcept RSOCK_NO_TSA {
     // Who is at it may have looked just before what we look for came, and we are about to sleep.
     // seq_cst, here and below: either it finds the word after it let go, or we find it gone.
     look_again_.store(true, std::memory_order_seq_cst);
-    std::atomic_thread_fence(std::memory_order_seq_cst);
+    full_fence();
     if (!queue_mutex_.try_lock()) return false;
   }
   bool found = false;

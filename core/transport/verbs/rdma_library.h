@@ -40,6 +40,7 @@ namespace rsock::transport::verbs {
 bool prepare_for_forks(int (*status)(), int (*init)()) noexcept;
 
 struct RdmaLibrary {
+  // NOLINTNEXTLINE(bugprone-macro-parentheses): a declaration
 #define RSOCK_DECLARE(name) decltype(&::name) name = nullptr;
   RSOCK_RDMA_FUNCTIONS(RSOCK_DECLARE)
   RSOCK_VERBS_FUNCTIONS(RSOCK_DECLARE)
