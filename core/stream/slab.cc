@@ -57,6 +57,7 @@ void reset(Stream& s, int fd, bool nonblocking) noexcept {
   s.rx.state = RxState::kKernel;
   s.tx.ring_done = s.tx.shut = s.tx.fin_owed = s.tx.lied = s.tx.barred = false;
   s.rx.ring_done = s.rx.shut = false;
+  s.tx.full_at = 0;
   s.tx.replay_next = s.tx.off_tcp = s.rx.off_tcp = s.rx.kicked_ns = 0;
   for (auto* flag : {&s.rx.want_ready, &s.rx.await_replay, &s.closed, &s.has_channel, &s.tx_wanted,
                      &s.lift_asked, &s.pinned, &s.strict_failed, &s.tcp_event, &s.peer_gone,
@@ -84,6 +85,7 @@ void reset(Stream& s, int fd, bool nonblocking) noexcept {
   s.awaited = false;
   s.path_failed_ns = 0;
   s.error.store(0, std::memory_order_relaxed);
+  s.error_told.store(false, std::memory_order_relaxed);
   for (int i = 0; i < kPaths; ++i) {
     s.sent[i].store(0, std::memory_order_relaxed);
     s.received[i].store(0, std::memory_order_relaxed);
