@@ -119,15 +119,15 @@ class Talk:
             raise RuntimeError("no CopyInResponse: %r %r" % (kind, body[:200]))
 
     def last_words(self):
-        """What the server says before the connection ends, and how that is. COPY's rows are only counted."""
-        words, rows = [], 0
+        """What the server says before the connection ends, and how that is; the rows of a COPY on the way there."""
+        words, rows = [], []
         try:
             while True:
                 kind, body = self.receive()
                 if kind in (b"E", b"N"):
                     words.append(Failed(body).seen)
-                else:
-                    rows += 1
+                elif kind == b"d":
+                    rows.append(body)
         except EOFError:
             words.append("end of stream")
         except OSError as why:
@@ -149,18 +149,23 @@ class Talk:
 # ---- clients of the driver's ------------------------------------------------------------------------------
 
 ROWS = "copy (select n, repeat('x', 900) from generate_series(1, 2000000) n) to stdout"  # 1.8 GB, if it came to that
+BUSY = 5000  # rows that are taken before nobody reads any more
 ROW = b"7\t" + b"y" * 4000 + b"\n"
 
 
+def right_rows(rows, first=1):
+    """Whether these are ROWS, from that one on."""
+    return all(row == b"%d\t%s\n" % (n, b"x" * 900) for n, row in enumerate(rows, first))
+
+
 def take_rows(talk, number):
-    """Rows of ROWS as they come; True if they are what they should be."""
-    right, n = True, 0
-    while n < number:
+    """So many ROWS as they come; whether they are what they should be."""
+    rows = []
+    while len(rows) < number:
         kind, body = talk.receive()
         if kind == b"d":
-            n += 1
-            right = right and body == b"%d\t%s\n" % (n, b"x" * 900)
-    return right
+            rows.append(body)
+    return right_rows(rows)
 
 
 def cancel(port):
@@ -231,7 +236,7 @@ def leave(port):
 def busy(talk):
     """The backend of this connection fills what is between, and waits for room."""
     talk.begin(ROWS)
-    take_rows(talk, 5000)
+    assert take_rows(talk, BUSY), "other rows"
     time.sleep(0.3)
 
 
@@ -247,15 +252,15 @@ def see_killed(port):
     busy(copying)
     seen.append(["sending, terminated", terminate(copying)])
     words, rows = copying.last_words()
-    seen += [words, rows > 1000]
+    seen += [words, len(rows) > 1000, right_rows(rows, BUSY + 1)]
     idle, sending, second = (Talk(port).warm_up() for _ in range(3))
     busy(sending)
     idle.ask("begin; insert into kept values (0)")
     time.sleep(0.3)  # one that has not returned from its last send has no words for its end
     os.kill(sending.pid, signal.SIGKILL)  # all of them end, and the server starts anew
     words, rows = sending.last_words()
-    seen += [["sending, killed", words, rows > 1000], ["idle, beside it", idle.last_words()],
-             ["second", second.last_words()], ["watcher", watcher.last_words()]]
+    seen += [["sending, killed", words, len(rows) > 1000, right_rows(rows, BUSY + 1)],
+             ["idle, beside it", idle.last_words()], ["second", second.last_words()], ["watcher", watcher.last_words()]]
     seen.append(again(port).ask("select count(*), sum(n) from kept"))
     taking = again(port)
     taking.ask("create table t (id int, v text)")
