@@ -173,6 +173,7 @@ class Side:
         place = getattr(program.process, "place", HERE)
         if heir is not None and place.group_lives(program.process.pid):
             place.kill(heir, how)
+        timeout *= sized(1, 5)
         status = program.wait(timeout)
         deadline = time.monotonic() + timeout
         while place.group_lives(program.process.pid) and time.monotonic() < deadline:

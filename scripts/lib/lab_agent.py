@@ -139,6 +139,7 @@ class Command:
         memlock = order.get("memlock")
 
         def limits():
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # the agent ignores it, and that is inherited
             if memlock is not None:
                 resource.setrlimit(resource.RLIMIT_MEMLOCK, (memlock, memlock))
 
