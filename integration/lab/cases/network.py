@@ -161,11 +161,11 @@ def memlock(t, which):
             t.note += f" {'; '.join(program.reasons())}."
 
 
-group.add("memlock_too_low.client", lambda t: memlock(t, ("client",)), beside=True)
-group.add("memlock_too_low.server", lambda t: memlock(t, ("server",)), beside=True)
+group.add("memlock_too_low.client", lambda t: memlock(t, ("client",)))
+group.add("memlock_too_low.server", lambda t: memlock(t, ("server",)))
 
 
-@group.case(beside=True)
+@group.case()
 def another_user(t):
     """No root, no limit: lifted."""
     server = serve(t, "threads", user=NOBODY)
@@ -175,7 +175,7 @@ def another_user(t):
     t.expect_lifted(client, server, streams=2)
 
 
-@group.case(beside=True)
+@group.case()
 def more_streams_than_allowed(t):
     """Eight queue pairs for 24 connections that are busy eight at a time: the coldest give theirs up."""
     env = {"RSOCK_RDMA_STREAMS": "8"}

@@ -5,6 +5,10 @@ the same, and the summaries must show the streams on RDMA. The driver and the cl
 there has the services started here (integration/services/places.py).
 """
 
+import os
+import pathlib
+import shutil
+import subprocess
 import sys
 
 import trial
@@ -19,13 +23,33 @@ CASES = {
     "nginx": ("sendfile", "wrk", "proxy", "reload"),
     "python": ("http_server", "asyncio", "managers", "connections", "sendfile"),
     "socat": ("exec", "curl"),
+    "postgres": ("pgbench", "copy"),
 }
+
+
+def cluster(t):
+    """PostgreSQL's data, made by this machine's own processors: an emulated one would take a minute."""
+    folder = pathlib.Path(t.lab.shared, "cluster")
+    initdb = max(pathlib.Path("/usr/lib/postgresql").glob("*/bin/initdb"), default=None)
+    if initdb is None:
+        raise trial.Unsupported("initdb is not installed (package postgresql)")
+    if not folder.exists():
+        folder.mkdir()
+        user = []
+        if os.geteuid() == 0:
+            shutil.chown(folder, "postgres", "postgres")
+            user = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"]
+        subprocess.run([*user, initdb, "-A", "trust", "-U", "postgres", "-E", "UTF8", "--locale=C", "--no-sync", "-D", folder],
+                       check=True, stdout=subprocess.DEVNULL, timeout=100, cwd="/")
+    return str(folder)
 
 
 def serve(t, service, case):
     place = t.start(t.server, f"{sys.executable} -I -S -B {SERVICES / 'places.py'} {t.server.address} {t.port}", shim=False,
                     listens=True)
     env = {"TMPDIR": str(t.lab.shared), "SERVICES_HOST": t.server.address, "SERVICES_SMALL": "1"}
+    if service == "postgres":
+        env["SERVICES_CLUSTER"] = cluster(t)
     driver = t.start(t.client, f"{sys.executable} -B {SERVICES / (service + '_service')} --mode rdma "
                      f"--lib '{t.options.library if t.rdma else ''}' --there {t.server.address}:{t.port} {case}",
                      shim=False, env=env)
