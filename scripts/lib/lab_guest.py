@@ -62,7 +62,8 @@ class Guest(HostCalls):
         share = "local,security_model=none,multidevs=remap"
         # tsc=reliable: the emulated counters are the machine's own, in step; without it a guest falls back to a clock
         # whose every reading leaves the emulated processor, and perftest has no cycles to count.
-        boot = "console=ttyS0 quiet panic=-1 mitigations=off random.trust_cpu=on tsc=reliable"
+        # no_timer_check: on a machine that is busy the kernel's look whether its timer ticks sees none, and panics.
+        boot = "console=ttyS0 quiet panic=-1 mitigations=off random.trust_cpu=on tsc=reliable no_timer_check"
         argv = [QEMU, "-M", "q35", "-accel", accel, "-cpu", "max", "-smp", cpus, "-m", memory,
                 "-nodefaults", "-display", "none", "-no-reboot", "-serial", f"file:{_escaped(self._console)}",
                 "-kernel", image.kernel, "-initrd", image.initramfs,
