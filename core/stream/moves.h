@@ -52,7 +52,15 @@ inline size_t tx_room_locked(Stream& s, size_t want) noexcept RSOCK_REQUIRES(s.t
 /// An error that is owed to the program, handed out once. 0: none.
 inline int take_error(Stream& s) noexcept {
   if (__builtin_expect(s.error.load(std::memory_order_relaxed) == 0, 1)) return 0;
+  s.error_told.store(true, std::memory_order_release);  // pairs with end_that_was_none()
   return s.error.exchange(0, std::memory_order_acq_rel);
+}
+/// The kernel's answer to the program: of a connection that failed it is told once, by whichever of
+/// us finds it.
+inline void note_told(Stream& s, long result) noexcept {
+  if (__builtin_expect(result == -ECONNRESET || result == -ETIMEDOUT, 0)) {
+    s.error_told.store(true, std::memory_order_release);  // as above
+  }
 }
 
 // --- stream_down.cc, stream_fail.cc ---

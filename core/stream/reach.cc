@@ -35,6 +35,11 @@ bool Reach::failed_before(const wire::Endpoint& service) const noexcept {
   return e != nullptr && e->reason != nullptr;
 }
 
+bool Reach::answered_before(const wire::Endpoint& service) const noexcept {
+  const Entry* e = look(service);
+  return e != nullptr && e->answered;
+}
+
 void Reach::failed(const wire::Endpoint& service, Reason reason, uint64_t now) noexcept {
   Entry& e = entry(service);
   // Streams that failed side by side are one failure.
@@ -43,6 +48,7 @@ void Reach::failed(const wire::Endpoint& service, Reason reason, uint64_t now) n
   e.reason = reason;
   e.until = now + e.pause;
   e.keeper.reset();
+  e.answered = false;
 }
 
 std::optional<uint64_t> Reach::keeper_of(const wire::Endpoint& service) const noexcept {
@@ -56,6 +62,7 @@ void Reach::found(const wire::Endpoint& service, uint64_t keeper, uint64_t now) 
   e.pause = 0;
   e.until = now;
   e.keeper = keeper;
+  e.answered = true;
 }
 
 void Reach::not_there(const wire::Endpoint& service) noexcept {

@@ -25,6 +25,8 @@ class Reach {
   Reason blocked(const wire::Endpoint& service, uint64_t now) const noexcept;
   /// Nobody was there the last time either.
   bool failed_before(const wire::Endpoint& service) const noexcept;
+  /// Somebody answered, and nobody has been missed for good since: who is not there now restarts.
+  bool answered_before(const wire::Endpoint& service) const noexcept;
   /// Nobody asks for 5 s, then twice as long each time, up to 5 minutes.
   void failed(const wire::Endpoint& service, Reason reason, uint64_t now) noexcept;
 
@@ -41,6 +43,7 @@ class Reach {
     uint64_t until = 0;  // blocked; or when it was found
     uint64_t pause = 0;
     std::optional<uint64_t> keeper;
+    bool answered = false;
   };
   const Entry* look(const wire::Endpoint& service) const noexcept;
   Entry& entry(const wire::Endpoint& service) noexcept;

@@ -1,5 +1,7 @@
 #include "core/stream/remote_attempt.h"
 
+#include <poll.h>
+
 #include <algorithm>
 
 #include "core/base/clock.h"
@@ -79,6 +81,11 @@ void try_again(RemoteAttempt& a, Reason reason) noexcept {
 }
 
 void not_there(RemoteAttempt& a, Reason reason) noexcept {
+  // A server that ends, a connection that was shut meanwhile: that the peer knows nothing of it
+  // says nothing about the next one.
+  if (os::poll_now(a.stream->fd.load(std::memory_order_relaxed), POLLRDHUP) != 0) {
+    return not_now(a, "the connection is over");
+  }
   rdma_host()->reach.failed(a.tuple.remote, reason, monotonic_ns());
   not_now(a, reason);
 }

@@ -16,6 +16,9 @@ namespace {
 // Some four seconds: a peer passes its threshold at about the same time, and may have rdma-core to
 // load.
 constexpr uint32_t kTriesAtAClosedPort = 22;
+// A service that starts again has much to load at once, and whoever gives up before waits for ten
+// seconds and more.
+constexpr uint32_t kTriesAtOneOpenBefore = kMostRemoteTries;
 // Where nobody was at the port the last time.
 constexpr uint32_t kTriesAtOneClosedBefore = 6;
 // More would wait for each other, with their time limits running: registering memory takes the
@@ -113,8 +116,10 @@ void on_rejected_find(RemoteAttempt& a, const verbs::CmEvent& e) noexcept {
   const auto found = wire::decode_found(e.data, e.size);
   if (!found) {
     // Nobody there yet. Or a program that is none of ours.
-    const uint32_t most = rdma_host()->reach.failed_before(a.tuple.remote) ? kTriesAtOneClosedBefore
-                                                                           : kTriesAtAClosedPort;
+    const Reach& reach = rdma_host()->reach;
+    const uint32_t most = reach.answered_before(a.tuple.remote) ? kTriesAtOneOpenBefore
+                          : reach.failed_before(a.tuple.remote) ? kTriesAtOneClosedBefore
+                                                                : kTriesAtAClosedPort;
     if (e.status == verbs::kRejectedNobodyThere && a.tries < most) {
       return try_again(a, "the peer's library is not there or not listening");
     }

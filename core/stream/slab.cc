@@ -60,6 +60,7 @@ void reset(Stream& s, int fd, bool nonblocking) noexcept {
   s.rx.ring_done = s.rx.shut = false;
   s.zero_copies.reset();
   s.send_bound.store(SIZE_MAX, std::memory_order_relaxed);
+  s.tx.full_at = 0;
   s.tx.replay_next = s.tx.off_tcp = s.rx.off_tcp = s.rx.kicked_ns = 0;
   for (auto* flag : {&s.rx.want_ready, &s.rx.await_replay, &s.closed, &s.has_channel, &s.tx_wanted,
                      &s.lift_asked, &s.pinned, &s.strict_failed, &s.tcp_event, &s.peer_gone,
@@ -93,6 +94,7 @@ void reset(Stream& s, int fd, bool nonblocking) noexcept {
   s.orphaned.store(false, std::memory_order_relaxed);
   s.path_failed_ns = 0;
   s.error.store(0, std::memory_order_relaxed);
+  s.error_told.store(false, std::memory_order_relaxed);
   for (int i = 0; i < kPaths; ++i) {
     s.sent[i].store(0, std::memory_order_relaxed);
     s.received[i].store(0, std::memory_order_relaxed);

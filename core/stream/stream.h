@@ -79,6 +79,7 @@ struct TxSide {
   bool fin_owed = false;             // FIN waits for the end of a replay
   bool barred = false;   // forked child: the parent's replay is not out; nothing is sent
   uint64_t off_tcp = 0;  // bytes of `offset` that never were on TCP; under mutex
+  size_t full_at = 0;    // a send was refused with so much room left: full until there is more
   SpinState spin;
   uint64_t replay_next = 0;  // kReplay: channel offset of the next byte to put on TCP
 };
@@ -172,6 +173,7 @@ class Stream : public boost::intrusive::list_base_hook<
   std::atomic<bool> tcp_event{false};  // the kernel's stream has something to say: FIN, RST, bytes
   std::atomic<bool> peer_gone{false};  // the peer let go of the channel
   std::atomic<int> error{0};           // an error we owe the program, reported once
+  std::atomic<bool> error_told{false};  // it has heard of one that ends the stream, from whomever
   Mutex watch_mutex;
   boost::intrusive::list<Watcher, boost::intrusive::constant_time_size<false>> watchers;
   std::atomic<int> watching{0};  // how many there are, for a look without the mutex

@@ -27,6 +27,7 @@ std::atomic<uint64_t> g_replayed{0};
 void finish_tx_locked(Stream& s) noexcept {
   s.tx.state = TxState::kKernel;
   s.tx.ring_done = true;
+  s.tx.full_at = 0;
   s.tx.gate.give_back();
 }
 

@@ -1,6 +1,7 @@
 // Ends that were no orderly ones: the peer died with bytes of ours unread, or it lied.
 
 #include <poll.h>
+#include <sys/ioctl.h>
 
 #include "core/base/deadline.h"
 #include "core/base/log.h"
@@ -59,6 +60,41 @@ void judge_unread(Stream& s) noexcept {
   finish_tx_locked(s);
 }
 
+/// The peer went, and what came from it before that is not read yet. A reset leaves it to be read
+/// (tcp_reset() keeps the receive queue), whatever became of our bytes.
+static bool leaves_bytes_locked(Stream& s, int fd) noexcept RSOCK_REQUIRES(s.tx.mutex, s.rx.mutex) {
+  if (!s.peer_gone.load(std::memory_order_acquire) || s.closed.load(std::memory_order_relaxed) ||
+      s.rx.shut || s.channel->rx_failed()) {
+    return false;
+  }
+  if (s.rx.state != RxState::kKernel && s.channel->rx_available() != 0) return true;
+  const auto queued = os::ioctl_int(fd, FIONREAD);
+  return queued && *queued > 0;
+}
+
+/// The kernel's stream as after a reset whose error is ours to tell, once.
+static void end_in_kernel_locked(Stream& s, int fd, int error) noexcept
+    RSOCK_REQUIRES(s.tx.mutex, s.rx.mutex) {
+  // The peer's RST may have been first, and then the program has heard of it or still will.
+  auto pending = os::getsockopt_int(fd, SOL_SOCKET, SO_ERROR);
+  if (!pending || *pending == 0) {
+    pending = s.error_told.load(std::memory_order_acquire) ? 0 : error;
+  }
+  const bool readable = leaves_bytes_locked(s, fd);
+  if (readable) {
+    (void)os::shutdown(fd, SHUT_WR);  // and the peer's end follows what is left
+  } else {
+    // The bytes that remain on TCP continue nothing: nobody may read them as if they did. Under the
+    // locks, because close() passes through them before the number is free.
+    abort_connection(fd);
+    (void)os::getsockopt_int(fd, SOL_SOCKET, SO_ERROR);  // what that leaves behind is ours
+    if (s.rx.state != RxState::kKernel) finish_rx_locked(s);
+    s.rx.ring_done = true;
+    s.rx.await_replay.store(false, std::memory_order_relaxed);
+  }
+  if (*pending != 0) s.error.store(*pending, std::memory_order_release);
+}
+
 /// The locked part of fail_stream(). False: another thread was first.
 static bool fail_locked(Stream& s, Reason reason, int error) noexcept
     RSOCK_REQUIRES(s.tx.mutex, s.rx.mutex) {
@@ -71,23 +107,11 @@ static bool fail_locked(Stream& s, Reason reason, int error) noexcept
   const int fd = s.fd.load(std::memory_order_relaxed);
   count_refusal(reason);
   RSOCK_LOG(kError, "fd %d: %s: connection reset", fd, reason);
-  s.error.store(error, std::memory_order_release);
   s.pinned.store(true, std::memory_order_relaxed);
+  end_in_kernel_locked(s, fd, error);
   if (s.tx.state != TxState::kKernel) finish_tx_locked(s);
   s.tx.ring_done = true;
   s.tx.lied = false;
-  if (s.rx.state != RxState::kKernel) finish_rx_locked(s);
-  s.rx.ring_done = true;
-  s.rx.await_replay.store(false, std::memory_order_relaxed);
-  // The bytes that remain on TCP continue nothing: nobody may read them as if they did. Under the
-  // locks, because close() passes through them before the number is free.
-  abort_connection(fd);
-  if (error != ECONNRESET) {
-    // Another error than the kernel now has is told, and it alone; what follows is an end, as after
-    // tcp_done().
-    (void)os::shutdown(fd, SHUT_RDWR);
-    (void)os::getsockopt_int(fd, SOL_SOCKET, SO_ERROR);
-  }
   return true;
 }
 
@@ -108,6 +132,9 @@ void abort_connection(int fd) noexcept {
   sockaddr none{};
   none.sa_family = AF_UNSPEC;
   (void)os::connect(fd, &none, sizeof(none));
+  // Reads would say ENOTCONN now. Shut as well, it is what it is after the peer's RST: the error
+  // once, then the end, EPIPE, POLLHUP (inet_shutdown() does it, and complains).
+  (void)os::shutdown(fd, SHUT_RDWR);
 }
 
 }  // namespace rsock::stream

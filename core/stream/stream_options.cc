@@ -168,9 +168,12 @@ long ioctl(Stream& s, int fd, unsigned long request, void* arg, KernelCall kerne
 
 long getsockopt(Stream& s, int fd, int level, int name, void* value, socklen_t* len,
                 KernelCall kernel) {
-  if (level == SOL_SOCKET && name == SO_ERROR && s.error.load(std::memory_order_relaxed) != 0) {
+  if (level == SOL_SOCKET && name == SO_ERROR) {
     const long r = kernel();
-    if (r == 0 && *len >= sizeof(int)) *static_cast<int*>(value) = take_error(s);
+    if (r != 0 || *len < sizeof(int)) return r;
+    int& told = *static_cast<int*>(value);
+    if (const int owed = take_error(s); owed != 0) told = owed;
+    note_told(s, -told);
     return r;
   }
   // It receives.

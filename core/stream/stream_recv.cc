@@ -153,10 +153,10 @@ bool met_the_end(Stream& s) noexcept {
   return !queued || *queued == 0;
 }
 
-/// The error of an end that was none: told here, and not once more by the next call.
-int failed_with(Stream& s) noexcept {
-  const int e = take_error(s);
-  return e != 0 ? e : ECONNRESET;
+/// The end of a stream of which something is missing: -errno, once, and then as after any reset 0.
+long end_that_was_none(Stream& s) noexcept {
+  if (const int e = take_error(s); e != 0) return -e;
+  return s.error_told.exchange(true, std::memory_order_acq_rel) ? 0 : -ECONNRESET;
 }
 
 /// The kernel half; what a clean end means when a replay is still owed to us. It is clean only if
@@ -177,14 +177,14 @@ long judge_kernel_end(Stream& s, long r, bool may_wait, Deadline deadline) noexc
     if (deadline.is_never()) since.begin_again();
     std::shared_ptr<Channel> channel = s.channel;
     // Reset by us: the bytes that were owed never come, whoever was told of it first.
-    if (s.failed) return -failed_with(s);
+    if (s.failed) return end_that_was_none(s);
     if (!channel) return 0;
     const uint32_t bell = channel->rx_bell();
     channel->rx_arm(transport::Sleep::kFutex);
     if (end_known_locked(s)) {
       if (all_received_locked(s)) return 0;
       s.rx.await_replay.store(false, std::memory_order_relaxed);
-      return -failed_with(s);
+      return end_that_was_none(s);
     }
     // FIN has overtaken the word that the replay is complete; else the line ends, as the peer's
     // process did. For the program that is a wait for bytes like any other.
@@ -280,6 +280,7 @@ std::optional<long> recv_by_kernel(Stream& s, int flags, KernelCall kernel) {
   }
   // RSOCK_STRICT shut the connection while this call waited: that is no end of the stream.
   if (const int e = strict_error(s); __builtin_expect(e != 0, 0) && r <= 0) return -e;
+  note_told(s, r);
   return count_received(s, r, flags);
 }
 
@@ -323,7 +324,7 @@ long recv(Stream& s, int fd, const iovec* iov, size_t n, int flags, KernelCall k
     long r = recv_managed(s, stay, iov, n, total, &done, flags);
     if (r == -EPROTO) {
       fail_stream(s, "peer broke the protocol");
-      return done != 0 ? static_cast<long>(done) : -ECONNRESET;
+      return done != 0 ? static_cast<long>(done) : end_that_was_none(s);
     }
     if (r == kPeerDied) {
       judge_unread(s);
@@ -333,7 +334,10 @@ long recv(Stream& s, int fd, const iovec* iov, size_t n, int flags, KernelCall k
       // The end was reached in the ring: an error that is owed to the program comes before it.
       if (const int e = take_error(s); e != 0) return -e;
     }
-    if (r != kRetryInKernel) return r;
+    if (r != kRetryInKernel) {
+      note_told(s, r);
+      return r;
+    }
     maybe_detach(s);
     if (done != 0 && done >= enough(s, total, flags)) return static_cast<long>(done);
   }

@@ -77,6 +77,7 @@ long write_ring_locked(Stream& s, const iovec* iov, size_t n, size_t total, size
   if (took == 0) return -EAGAIN;
   count_ring_locked(s, took);
   *done += took;
+  s.tx.full_at = 0;
   return 0;
 }
 
@@ -85,15 +86,22 @@ long write_ring_locked(Stream& s, const iovec* iov, size_t n, size_t total, size
 /// (iperf3 -F: its diskfile_send() reads the file over what was left) meet one as rarely as with
 /// the kernel's far larger buffer.
 bool takes_whole_locked(Stream& s, size_t total) noexcept RSOCK_REQUIRES(s.tx.mutex) {
-  return total > tx_bound_locked(s) / 3 || tx_room_locked(s, total) >= total ||
-         s.channel->tx_failed();
+  return total > tx_bound_locked(s) / 3 || tx_room_locked(s, total) >= total;
 }
 
 /// Who was told that there is no room finds some when a third is free, as with the kernel
-/// (sk_stream_wait_memory() in net/core/stream.c): until then a blocking send takes nothing.
-size_t room_to_begin_locked(Stream& s, size_t total) noexcept RSOCK_REQUIRES(s.tx.mutex) {
-  if (!s.tx_nospace.load(std::memory_order_relaxed)) return 1;
-  return std::min(total, tx_bound_locked(s) / 3);
+/// (sk_stream_wait_memory() in net/core/stream.c): until then a blocking send takes nothing. And a
+/// buffer that was full for one message is full for smaller ones, until the peer has read.
+size_t room_to_begin_locked(Stream& s, size_t total, bool blocking) noexcept
+    RSOCK_REQUIRES(s.tx.mutex) {
+  const bool waits = blocking && s.tx_nospace.load(std::memory_order_relaxed);
+  return std::max(waits ? std::min(total, tx_bound_locked(s) / 3) : 1, s.tx.full_at + 1);
+}
+
+/// A send without blocking begins only with room for what it needs.
+bool may_begin_locked(Stream& s, size_t need, size_t total) noexcept RSOCK_REQUIRES(s.tx.mutex) {
+  return (tx_room_locked(s, need) >= need && takes_whole_locked(s, total)) ||
+         s.channel->tx_failed();
 }
 
 /// The program is told to wait. It may do so in an edge-triggered epoll instance, whose item lies
@@ -145,9 +153,10 @@ Step send_managed(Stream& s, Stay& stay, const iovec* iov, size_t n, size_t tota
     }
     if (s.tx.state == TxState::kRing) {
       if (*done >= total) return Step::kDone;
-      need = blocking && *done == 0 ? room_to_begin_locked(s, total) : 1;
-      if (!blocking && *done == 0 && !takes_whole_locked(s, total)) {
-        if (tell_no_space_locked(s) && takes_whole_locked(s, total)) continue;
+      need = *done == 0 ? room_to_begin_locked(s, total, blocking) : 1;
+      if (!blocking && *done == 0 && !may_begin_locked(s, need, total)) {
+        if (tell_no_space_locked(s) && may_begin_locked(s, need, total)) continue;
+        s.tx.full_at = tx_room_locked(s, 1);
         *error = -EAGAIN;
         return Step::kError;
       }
@@ -247,7 +256,9 @@ std::optional<long> send_by_kernel(Stream& s, int flags, KernelCall kernel) {
   if (!s.tx.gate.enter()) return std::nullopt;
   GateVisit visit(s.tx.gate, AfterSend{s});
   if (const int e = take_error(s); __builtin_expect(e != 0, 0)) return -e;
-  return count_sent(s, kernel());
+  const long r = kernel();
+  note_told(s, r);
+  return count_sent(s, r);
 }
 
 size_t send_short(Stream& s, const void* from, size_t n, int flags) noexcept {
@@ -258,7 +269,7 @@ size_t send_short(Stream& s, const void* from, size_t n, int flags) noexcept {
   // What send_managed() asks before it writes.
   if (s.tx.state == TxState::kRing && !s.tx.shut && !s.tx.fin_owed && !s.tx.lied &&
       s.send_bound.load(std::memory_order_relaxed) >= s.channel->capacity() &&
-      !s.closed.load(std::memory_order_relaxed) && !s.channel->tx_maybe_turned() &&
+      s.tx.full_at == 0 && !s.closed.load(std::memory_order_relaxed) && !s.channel->tx_maybe_turned() &&
       !s.peer_gone.load(std::memory_order_acquire)) {
     took = s.channel->tx_put(from, n);
     if (took != 0) count_ring_locked(s, took);
@@ -306,8 +317,11 @@ long send(Stream& s, int fd, const iovec* iov, size_t n, int flags, KernelCall k
       case Step::kError:
         if (error == -EPROTO) {
           fail_stream(s, failure_of(s));
-          error = -ECONNRESET;
-        } else if (error == -EPIPE && done == 0 && (flags & MSG_NOSIGNAL) == 0) {
+          if (done != 0) return static_cast<long>(done);
+          const int e = take_error(s);
+          error = e != 0 ? -e : -EPIPE;
+        }
+        if (error == -EPIPE && done == 0 && (flags & MSG_NOSIGNAL) == 0) {
           os::raise_here(SIGPIPE);  // the kernel does not know of our FIN yet
         }
         return done != 0 ? static_cast<long>(done) : error;

@@ -109,28 +109,30 @@ void await(struct Pair* pair) {
 
 /* ---- the stream ---- */
 
-/* PAIR_HOST and PAIR_PORT as an address: where the roles are on two hosts. */
-static void address_from_environment(struct Pair* pair, const char* host) {
-  const char* port = getenv("PAIR_PORT");
+/* What the environment says of this family's address; whether it says anything. */
+static bool address_from_environment(struct Pair* pair, int family) {
+  const char* host = getenv(family == AF_INET6 ? "PAIR_HOST6" : "PAIR_HOST");
   struct sockaddr_in* v4 = (struct sockaddr_in*)&pair->address;
-  if (port == NULL) fail("PAIR_HOST without PAIR_PORT");
+  if (host == NULL) return false;
   memset(&pair->address, 0, sizeof(pair->address));
-  pair->address.sin6_port = htons((uint16_t)atoi(port)); /* the same place in both families */
   if (inet_pton(AF_INET, host, &v4->sin_addr) == 1) {
     v4->sin_family = AF_INET;
     pair->address_size = sizeof(*v4);
-    return;
+    return true;
   }
-  if (inet_pton(AF_INET6, host, &pair->address.sin6_addr) != 1) fail("PAIR_HOST is %s", host);
+  if (inet_pton(AF_INET6, host, &pair->address.sin6_addr) != 1) fail("the host is %s", host);
   pair->address.sin6_family = AF_INET6;
   pair->address_size = sizeof(pair->address);
+  return true;
+}
+
+/* The same place in both families. */
+static void set_port(struct Pair* pair, const char* port) {
+  if (port != NULL) pair->address.sin6_port = htons((uint16_t)atoi(port));
 }
 
 int listen_on_loopback(struct Pair* pair, int family, int backlog) {
-  const char* host = getenv("PAIR_HOST");
-  const char* port_wanted = getenv("PAIR_PORT"); /* for drivers that watch one port from outside */
-  if (host != NULL) {
-    address_from_environment(pair, host);
+  if (address_from_environment(pair, family)) {
   } else if (family == AF_INET6) {
     pair->address = (struct sockaddr_in6){.sin6_family = AF_INET6, .sin6_addr = in6addr_loopback};
     pair->address_size = sizeof(struct sockaddr_in6);
@@ -141,7 +143,7 @@ int listen_on_loopback(struct Pair* pair, int family, int backlog) {
     v4->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     pair->address_size = sizeof(*v4);
   }
-  if (port_wanted != NULL) pair->address.sin6_port = htons((uint16_t)atoi(port_wanted));
+  set_port(pair, getenv("PAIR_PORT")); /* for drivers that watch one port from outside */
   struct sockaddr* address = (struct sockaddr*)&pair->address;
   int fd = (int)CHECKED(socket(address->sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
   CHECKED(bind(fd, address, pair->address_size));
@@ -155,8 +157,11 @@ int listen_on_loopback(struct Pair* pair, int family, int backlog) {
 }
 
 void learn_address(struct Pair* pair) {
-  if (getenv("PAIR_HOST") != NULL) {
-    address_from_environment(pair, getenv("PAIR_HOST"));
+  if (pair->control < 0) { /* on two hosts: both are told */
+    if (!address_from_environment(pair, AF_INET) || getenv("PAIR_PORT") == NULL) {
+      fail("neither a control channel nor PAIR_HOST and PAIR_PORT");
+    }
+    set_port(pair, getenv("PAIR_PORT"));
     return;
   }
   ssize_t size = recv(pair->control, &pair->address, sizeof(pair->address), 0);
@@ -173,7 +178,7 @@ int connect_to_server(struct Pair* pair) {
 
 /* Set once by pair_main before any case runs. */
 static bool is_server;
-static bool lift_is_due; /* the case is about lifted streams, and both ends have the shim */
+static int lift_within_ms; /* the case is about lifted streams, and both ends have the shim; else 0 */
 
 void open_cold_stream(struct Pair* pair) {
   if (is_server) {
@@ -243,9 +248,9 @@ static bool receive_block(int fd) {
 }
 
 /* Until TCP stands still: the bytes go another way. A lift is made beside the program, as soon as the
- * machine finds the time; only then is there something to test. Strict mode gives it as long. */
+ * machine finds the time; only then is there something to test. */
 static void until_lifted(int fd, bool echoed) {
-  bool over = !lift_is_due;
+  bool over = lift_within_ms == 0;
   /* Where one end looks for a peer it looks now, too; without the shim nothing happens. */
   if (over && getenv("LD_PRELOAD") != NULL) sleep_ms(kSettleMs);
   for (int64_t start = now_ns();; sleep_ms(1)) {
@@ -253,7 +258,7 @@ static void until_lifted(int fd, bool echoed) {
     send_block(fd, over);
     if (echoed) receive_block(fd);
     if (over) return;
-    over = tcp_bytes(fd) == before || ms_since(start) > 5000;
+    over = tcp_bytes(fd) == before || ms_since(start) > lift_within_ms;
   }
 }
 
@@ -276,6 +281,19 @@ uint64_t tcp_carried(int fd) { return tcp_bytes(fd); }
 
 void show_lifted(const char* label, int fd, uint64_t carried) {
   say("%s: %s", label, !lift_is_due || tcp_bytes(fd) == carried ? "where it belongs" : "SET DOWN");
+}
+
+bool not_lifted_yet(struct Pair* pair) {
+  static uint64_t before;
+  static int64_t start;
+  uint64_t now = tcp_bytes(pair->stream);
+  if (start == 0) start = now_ns();
+  char mine = now != before && ms_since(start) < lift_within_ms, theirs;
+  before = now;
+  if (send(pair->control, &mine, 1, MSG_NOSIGNAL) != 1 || recv(pair->control, &theirs, 1, 0) != 1) {
+    fail("not_lifted_yet: the other role is gone");
+  }
+  return mine || theirs;
 }
 
 void warm_up_as_client(int fd) {
@@ -446,8 +464,8 @@ int pair_main(int argc, char** argv, const struct PairCase* cases, size_t count)
   for (size_t i = 0; i < count; ++i) {
     if (strcmp(cases[i].variant, argv[2]) != 0) continue;
     pair.variant = cases[i].variant;
-    /* The driver asks for strictness where it knows both ends to be able. */
-    lift_is_due = cases[i].lifts && getenv("RSOCK_STRICT") != NULL;
+    const char* within = getenv("PAIR_LIFT_MS");
+    lift_within_ms = cases[i].lifts && within != NULL ? atoi(within) : 0;
     meet(&pair);
     (is_server ? cases[i].server : cases[i].client)(&pair);
     return 0;

@@ -8,8 +8,9 @@
  * PAIR_CONTROL_FD.  The control channel is no TCP socket, so the shim leaves it alone; the roles
  * use it to take turns without putting a byte into the stream under test.
  *
- * The listening port is the kernel's choice, or PAIR_PORT where a driver has to know it beforehand. PAIR_HOST and
- * PAIR_PORT: listen and connect there, for roles on two hosts (without a control channel: hash_pair only).
+ * The listening port is the kernel's choice, or PAIR_PORT where a driver has to know it beforehand; the address
+ * is loopback's, or PAIR_HOST (PAIR_HOST6), where the path is on a device. With both, roles on two hosts need no control
+ * channel (hash_pair only). PAIR_LIFT_MS: both ends have the shim, and a lift may take so long.
  *
  * Output, one line each, written at once so that a killed process loses nothing:
  *   label: value          compared byte for byte
@@ -92,7 +93,7 @@ void tell(struct Pair*);
 void await(struct Pair*);
 
 /* The stream.  Both roles call these together. */
-int listen_on_loopback(struct Pair*, int family, int backlog); /* server */
+int listen_on_loopback(struct Pair*, int family, int backlog); /* server; PAIR_HOST overrides */
 void learn_address(struct Pair*); /* client, after listen_on_loopback */
 int connect_to_server(struct Pair*);
 void open_stream(struct Pair*);      /* connected and warm: lifted where that is possible */
@@ -108,6 +109,8 @@ void pong_until_lifted(int fd);
  * "yes" as well: everything is where it belongs. */
 uint64_t tcp_carried(int fd);
 void show_lifted(const char* label, int fd, uint64_t carried);
+/* Between rounds of a traffic that both roles make: whether another is due, because one of them still uses TCP. */
+bool not_lifted_yet(struct Pair*);
 
 /* Data: byte i of every transfer is a fixed function of i, so that any loss is named by offset. */
 uint8_t pattern_at(uint64_t offset);

@@ -16,14 +16,17 @@ import sys
 import tempfile
 import time
 
-MODES = ("tcp", "shm", "server-only", "client-only")
+MODES = ("tcp", "shm", "rdma", "server-only", "client-only")
+HERE = tuple(mode for mode in MODES if mode != "rdma")  # what needs no RDMA device
 PRELOADED = {
     "tcp": (),
     "shm": ("server", "client"),
+    "rdma": ("server", "client"),
     "server-only": ("server",),
     "client-only": ("client",),
 }
-# In these modes no stream can be lifted, so strict mode would rightly abort every hot one.
+LIFTING = ("shm", "rdma")  # each is the name of its path, too
+# In these modes no stream can be lifted.
 ONE_SIDED = ("server-only", "client-only")
 
 
@@ -61,7 +64,11 @@ def role_environment(mode, role, library, summary):
         return plain_environment()
     if not library:
         raise SystemExit("mode %s needs the library: set LIBRSOCK" % mode)
-    return shim_environment(library, summary, strict=mode not in ONE_SIDED)
+    # Strict mode gives a lift five seconds. Emulated hosts take what they take: there the summaries alone decide.
+    env = shim_environment(library, summary, strict=mode == "shm", path=mode if mode in LIFTING else "shm")
+    if mode in LIFTING:
+        env["PAIR_LIFT_MS"] = {"shm": "5000", "rdma": "30000"}[mode]
+    return env
 
 
 SUMMARY_KEYS = {
@@ -89,8 +96,8 @@ def read_summary(path):
     return lines
 
 
-def lifted(lines):
-    return sum(line["lifted"]["shm"] + line["lifted"]["rdma"] for line in lines)
+def lifted(lines, paths=LIFTING):
+    return sum(line["lifted"][path] for line in lines for path in paths)
 
 
 @dataclasses.dataclass
@@ -189,8 +196,9 @@ def lift_complaints(run, expect_lift, both=False, execs=False, alone=False):
     """What the summaries of a run say that they should not.
 
     Every preloaded end that did not die by a signal, nor (with `execs`) became another program, writes
-    a summary.  Without a preloaded peer it lifts nothing, unless (`alone`) it is its own peer.  In mode shm one end's word is enough that the stream was
-    lifted, because the other may have been killed or replaced; with `both`, each has to say it.
+    a summary.  Without a preloaded peer it lifts nothing, unless (`alone`) it is its own peer.  In modes shm and rdma one
+    end's word is enough that the stream was lifted onto that path, because the other may have been killed or replaced;
+    with `both`, each has to say it.
     """
     complaints, reasons, counts = [], {}, []
     for role in run.roles():
@@ -202,14 +210,14 @@ def lift_complaints(run, expect_lift, both=False, execs=False, alone=False):
             complaints.append("%s wrote no summary" % role.name)
         if not role.summary:
             continue
-        counts.append(lifted(role.summary))
+        counts.append(lifted(role.summary, (run.mode,) if run.mode in LIFTING else LIFTING))
         if run.mode in ONE_SIDED and counts[-1] and not alone:
             complaints.append("%s lifted %d streams with nobody at the other end"
                               % (role.name, counts[-1]))
         for line in role.summary:
             for reason, n in line["not_lifted"].items():
                 reasons[reason] = reasons.get(reason, 0) + n
-    if run.mode == "shm" and expect_lift and counts and not (all if both else any)(counts):
+    if run.mode in LIFTING and expect_lift and counts and not (all if both else any)(counts):
         complaints.append("lifted by the ends: %s; %s" % (counts, reasons or "no reason given"))
     return complaints
 

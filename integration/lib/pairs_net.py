@@ -40,7 +40,8 @@ def listens(port):
 class Program:
     """A running program with its output in files and, if preloaded, a summary."""
 
-    def __init__(self, argv, mode, role, library, folder, name, extra=None, stdin=subprocess.DEVNULL):
+    def __init__(self, argv, mode, role, library, folder, name, extra=None, stdin=subprocess.DEVNULL, start=None):
+        """start: how, where it is not a child of ours (argv, environment, folder, files for output and errors)."""
         self.argv, self.role, self.mode = argv, role, mode
         base = pathlib.Path(folder, name)
         self.summary_path = base.with_suffix(".json")
@@ -53,6 +54,9 @@ class Program:
                 path.chmod(0o666)
         env = pairs.role_environment(mode, role, library, self.summary_path)
         env.update(extra or {})
+        if start:
+            self.process = start(argv, env, folder, self.out_path, self.err_path)
+            return
         with open(self.out_path, "wb") as out, open(self.err_path, "wb") as err:
             self.process = subprocess.Popen(argv, env=env, stdin=stdin, stdout=out,
                                             stderr=err, start_new_session=True, cwd=folder)
@@ -87,13 +91,13 @@ class Program:
         return pairs.read_summary(self.summary_path)
 
 
-def start_listening(argv_of_port, mode, library, folder, name, tries=5, extra=None):
+def start_listening(argv_of_port, mode, library, folder, name, tries=5, extra=None, start=None, listens=listens):
     """Starts a server on a free port and waits until it listens: (program, port)."""
     for attempt in range(tries):
         port = free_port()
         server = Program(argv_of_port(port), mode, "server", library, folder,
-                         "%s-%d" % (name, attempt), extra)
-        deadline = time.monotonic() + 10
+                         "%s-%d" % (name, attempt), extra, start=start)
+        deadline = time.monotonic() + 30
         while time.monotonic() < deadline and server.process.poll() is None:
             if listens(port):
                 return server, port

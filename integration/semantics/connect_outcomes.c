@@ -179,8 +179,9 @@ static void accept_flags(struct Pair* pair) {
   struct sockaddr_in name;
   socklen_t size = sizeof(name);
   CHECKED(close((int)CHECKED(accept(pair->listener, (struct sockaddr*)&name, &size))));
-  say("address: family %d size %u loopback %d", name.sin_family, size,
-      name.sin_addr.s_addr == htonl(INADDR_LOOPBACK));
+  const struct sockaddr_in* own = (struct sockaddr_in*)&pair->address; /* one host: both ends' */
+  say("address: family %d size %u the host's own %d", name.sin_family, size,
+      name.sin_addr.s_addr == own->sin_addr.s_addr);
   size = 4;
   memset(&name, 0, sizeof(name));
   CHECKED(close((int)CHECKED(accept(pair->listener, (struct sockaddr*)&name, &size))));

@@ -21,7 +21,7 @@ static bool variant_has(const struct Pair* pair, const char* word) {
 }
 
 static long wait_as_named(struct Pair* pair, int fd) {
-  static char big[32 << 20];
+  static char big[16 << 20]; /* more than the buffers of TCP take */
   struct pollfd one = {fd, POLLIN, 0};
   sigset_t none;
   sigemptyset(&none);

@@ -134,8 +134,9 @@ static void mapped_server(struct Pair* pair) {
   CHECKED(listen(fd, 5));
   socklen_t size = sizeof(any);
   CHECKED(getsockname(fd, (struct sockaddr*)&any, &size));
-  struct sockaddr_in v4 = {
-      .sin_family = AF_INET, .sin_port = any.sin6_port, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+  const char* host = getenv("PAIR_HOST");
+  struct sockaddr_in v4 = {.sin_family = AF_INET, .sin_port = any.sin6_port};
+  CHECKED(inet_pton(AF_INET, host != NULL ? host : "127.0.0.1", &v4.sin_addr));
   CHECKED(send(pair->control, &v4, sizeof(v4), 0));
   pair->listener = fd;
   open_stream(pair);

@@ -8,7 +8,7 @@ import services
 MIB = 1 << 20
 # By its path: it executes itself once more, without a search.
 NGINX = shutil.which("nginx", path=os.environ.get("PATH", "") + ":/usr/sbin") or "nginx"
-SIZES = (0, 1, 1447, 65535, 65536, MIB + 1, 17 * MIB + 13)
+SIZES = (0, 1, 1447, 65535, 65536, MIB + 1, services.sized(17, 8) * MIB + 13)
 
 # Left to itself nginx drops the environment before it executes its new binary (ngx_set_environment).
 KEPT = "".join("env %s;\n" % name for name in (
@@ -30,7 +30,7 @@ http {{
   client_max_body_size 0; keepalive_requests 100000;
   {http}
   server {{
-    listen 127.0.0.1:{port};
+    listen {host}:{port};
     root {root};
     {server}
   }}
@@ -47,7 +47,7 @@ def serve(side, server="", http="sendfile on;", events="", name="nginx", orphan=
 
     def argv(port):
         (folder / "nginx.conf").write_text(CONFIG.format(
-            folder=folder, root=root, port=port, server=server, http=http, events=events, kept=KEPT,
+            folder=folder, host=services.HOST, root=root, port=port, server=server, http=http, events=events, kept=KEPT,
             user="user nobody nogroup;" if os.geteuid() == 0 else ""))
         command = [NGINX, "-e", str(folder / "error.log"), "-c", str(folder / "nginx.conf")]
         # One whose first parent lives takes itself for supervised, and no new binary. The shell's process group stays.
@@ -63,12 +63,12 @@ def files(root, sizes=SIZES):
 
 
 def url(port, path):
-    return "http://127.0.0.1:%s/%s" % (port, path)
+    return "http://%s:%s/%s" % (services.HOST, port, path)
 
 
 def fetch_by_curl(side, port, *paths, label="curl", how=()):
     """All over one connection of curl's."""
-    argv = ["curl", "-sS", "--fail", *how]
+    argv = ["curl", "-sS", "--fail", *services.UNHURRIED, *how]
     for path in paths:
         argv += ["-o", side.folder / ("got-%s" % path), url(port, path)]
     text = side.run(argv + ["-w", "%{http_code} %{size_download} %{num_connects}\\n"], lifts=1)

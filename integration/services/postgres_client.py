@@ -10,6 +10,8 @@ import socket
 import struct
 import time
 
+import services
+
 
 class Failed(Exception):
     """An ErrorResponse: its severity, code and message."""
@@ -25,7 +27,7 @@ class Talk:
 
     def __init__(self, port, timeout=20):
         self.port = int(port)
-        self.socket = socket.create_connection(("127.0.0.1", self.port), timeout=timeout)
+        self.socket = socket.create_connection((services.HOST, self.port), timeout=timeout)
         self.buffer = bytearray()
         self.notices, self.notifications = [], []
         body = struct.pack("!I", 3 << 16) + b"user\0postgres\0database\0postgres\0\0"
@@ -136,7 +138,7 @@ class Talk:
 
     def cancel(self):
         """Asks for the end of the running statement: by a connection of its own, as the protocol wants it."""
-        with socket.create_connection(("127.0.0.1", self.port), timeout=20) as other:
+        with socket.create_connection((services.HOST, self.port), timeout=20) as other:
             other.sendall(struct.pack("!II", 16, (1234 << 16) + 5678) + self.key)
             while other.recv(100):
                 pass

@@ -5,12 +5,16 @@ service and its clients through the Side, and tells it what it saw.  The judge's
 the other one saw must be the same, and the summaries of the programs named by `lifts` must show that the bytes went
 over shared memory, or the comparison would be TCP with TCP.
 
+Services may run on another host (places.py) that sees the driver's folder too: --mode rdma --there ADDRESS:PORT. Then the
+environment says SERVICES_HOST, where they listen, and SERVICES_SMALL where processors are emulated.
+
 A client that no package has is a function of the driver's own file: `ask` runs it in a process of its own, so that
 the driver itself is never preloaded.
 """
 
 import argparse
 import collections
+import functools
 import hashlib
 import json
 import os
@@ -24,42 +28,30 @@ import traceback
 
 import pairs
 import pairs_net
+import places
 
-ROLES = ("tcp", "shm")
+HOST = os.environ.get("SERVICES_HOST", "127.0.0.1")
+HERE = places.Here()
+
+
+SMALL = bool(os.environ.get("SERVICES_SMALL"))
+# A lift takes seconds between emulated hosts, and a fast transfer of few bytes is over before.
+UNHURRIED = ["--limit-rate", "2M"] if SMALL else []  # for curl
+
+
+def sized(full, small):
+    """How much work: full, or as much as an emulated processor does in the same time."""
+    return small if SMALL else full
+
+
 # Services fork and spawn while streams live, and what two processes hold stays on TCP; strict mode would rightly
 # abort it. That streams are lifted is asked of the summaries instead.
 LENIENT = {"RSOCK_STRICT": "0"}
 ASK = "--ask"
 
 
-def group_of(stat):
-    """The process group of a process that runs, from its file in /proc; None of one that is gone, or only waits to
-    be reaped."""
-    try:
-        state, _, group = stat.read_text().rpartition(")")[2].split()[:3]
-    except OSError:
-        return None
-    return None if state in "ZX" else int(group)
-
-
-def process_lives(pid):
-    return group_of(pathlib.Path("/proc/%d/stat" % pid)) is not None
-
-
-def group_lives(group):
-    """Whether a process of the group still runs."""
-    return any(group_of(stat) == group for stat in pathlib.Path("/proc").glob("[0-9]*/stat"))
-
-
-def children(pid):
-    try:
-        return set(pathlib.Path("/proc/%d/task/%d/children" % (pid, pid)).read_text().split())
-    except OSError:
-        return set()
-
-
 def wait_until(holds, what, limit=8):
-    deadline = time.monotonic() + limit
+    deadline = time.monotonic() + sized(1, 5) * limit
     while not holds():
         if time.monotonic() > deadline:
             raise RuntimeError("not within %d s: %s" % (limit, what))
@@ -69,7 +61,8 @@ def wait_until(holds, what, limit=8):
 class Side:
     """One run of a case in one mode: what it started, what it saw, what the summaries must show."""
 
-    def __init__(self, mode, library, folder, script):
+    def __init__(self, mode, library, folder, script, place=HERE):
+        self.place = place  # where its services run
         self.mode, self.library, self.folder, self.script = mode, library, pathlib.Path(folder), script
         self.seen, self.bounded, self.figures, self.complaints = {}, {}, {}, []
         self.started, self.proofs, self.reasons, self.counter, self.heirs = [], [], [], 0, {}
@@ -83,7 +76,9 @@ class Side:
     def serve(self, argv_of_port, name=None):
         """Starts a service on a free port, waits until it listens: (program, port)."""
         program, port = pairs_net.start_listening(argv_of_port, self.mode, self.library, self.folder,
-                                                  self._name(["service"], name), extra=LENIENT)
+                                                  self._name(["service"], name), extra=LENIENT,
+                                                  start=functools.partial(places.Process, self.place),
+                                                  listens=self.place.listens)
         self.started.append(program)
         return program, port
 
@@ -97,7 +92,7 @@ class Side:
 
     def finish(self, program, timeout=60):
         """Waits for a program that ends by itself; how it ended is seen. Returns its output's bytes."""
-        status = program.wait(timeout)
+        status = program.wait(sized(1, 5) * timeout)
         if status != 0:
             self.complaints.append("%s ended with %s: %s" % (
                 " ".join(program.argv)[:200], status, (program.err() or program.out())[-1500:]))
@@ -175,15 +170,17 @@ class Side:
         if program.process.poll() is None:
             program.process.send_signal(how)
         heir = self.heirs.pop(program, None)
-        if heir is not None and group_lives(program.process.pid):
-            os.kill(heir, how)
+        place = getattr(program.process, "place", HERE)
+        if heir is not None and place.group_lives(program.process.pid):
+            place.kill(heir, how)
+        timeout *= sized(1, 5)
         status = program.wait(timeout)
         deadline = time.monotonic() + timeout
-        while group_lives(program.process.pid) and time.monotonic() < deadline:
+        while place.group_lives(program.process.pid) and time.monotonic() < deadline:
             time.sleep(0.01)
-        if group_lives(program.process.pid):
+        if place.group_lives(program.process.pid):
             status = "processes left over"
-            os.killpg(program.process.pid, signal.SIGKILL)
+            place.kill(-program.process.pid, signal.SIGKILL)
         return status
 
     def stop_all(self):
@@ -194,18 +191,18 @@ class Side:
                         "%s ended with %s: %s" % (program.argv[0], status, program.err()[-1500:]))
 
     def prove(self):
-        if self.mode != "shm":
+        if self.mode not in pairs.LIFTING:
             return
         if not self.proofs and not self.reasons:
             self.complaints.append("the case names no program whose streams must be lifted, or why they are not")
         for program, streams, fast_bytes, heirs in self.proofs:
             summary = [line for line in program.summary() if not heirs or line["pid"] != program.process.pid]
-            count, (fast, slow) = pairs.lifted(summary), pairs_net.path_bytes(summary)
+            count, (fast, slow) = pairs.lifted(summary, (self.mode,)), pairs_net.path_bytes(summary)
             self.figures.setdefault("lifted", []).append("%s:%d" % (program.summary_path.stem[3:], count))
             if count < streams or fast < fast_bytes:
                 reasons = sum((collections.Counter(line["not_lifted"]) for line in summary), collections.Counter())
                 self.complaints.append(
-                    "%s: %d summaries, %d streams lifted of %d, %d bytes over shared memory (%d over TCP), %s"
+                    "%s: %d summaries, %d streams lifted of %d, %d bytes not over TCP (%d over it), %s"
                     % (" ".join(program.argv)[:120], len(summary), count, streams, fast, slow, dict(reasons)))
 
         for program, reason in self.reasons:
@@ -228,9 +225,9 @@ def cpu_of_children():
     return times.children_user + times.children_system
 
 
-def one_side(case, mode, library, script):
+def one_side(case, mode, library, script, place):
     with pairs_net.new_folder("services") as folder:
-        side = Side(mode, library, folder, script)
+        side = Side(mode, library, folder, script, place)
         os.chmod(folder, 0o755)  # workers of a service may be another user's
         started, cpu = time.monotonic(), cpu_of_children()
         try:
@@ -261,8 +258,8 @@ def differences(judge, other):
     return found
 
 
-def run_case(name, case, library, script):
-    sides = [one_side(case, mode, library, script) for mode in (ROLES if library else ROLES[:1])]
+def run_case(name, case, library, script, mode="shm", place=HERE):
+    sides = [one_side(case, each, library, script, place) for each in (("tcp", mode) if library else ("tcp",))]
     complaints = ["(%s) %s" % (side.mode, text) for side in sides for text in side.complaints]
     if len(sides) == 2:
         complaints += differences(*sides)
@@ -284,6 +281,8 @@ def main(cases, needs, script, askable=()):
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the services are stopped as well
     parser = argparse.ArgumentParser()
     parser.add_argument("--lib", default=pairs.default_library())
+    parser.add_argument("--mode", choices=pairs.LIFTING, default="shm")
+    parser.add_argument("--there", metavar="ADDRESS:PORT", help="where places.py waits, on the host of the services")
     parser.add_argument("cases", nargs="*", metavar="CASE", help=", ".join(cases))
     options = parser.parse_args()
     unknown = set(options.cases) - set(cases)
@@ -293,7 +292,11 @@ def main(cases, needs, script, askable=()):
         if not shutil.which(program, path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin"):
             print("skipped: %s is not installed (package %s)" % (program, package))
             return 77
-    results = [run_case(name, cases[name], options.lib and os.path.abspath(options.lib), str(script))
+    place = HERE
+    if options.there:
+        address, port = options.there.rsplit(":", 1)
+        place = places.There(address, int(port))
+    results = [run_case(name, cases[name], options.lib and os.path.abspath(options.lib), str(script), options.mode, place)
                for name in options.cases or cases]
     return 0 if all(results) else 1
 

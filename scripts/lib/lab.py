@@ -61,6 +61,7 @@ class Lab:
         self._folder = None
         self._old_handler = None
         self.hosts = []
+        self.shared = None  # a folder that all hosts and this machine see at once, under this name
 
     def __enter__(self):
         if threading.current_thread() is threading.main_thread():
@@ -78,7 +79,8 @@ class Lab:
         self._folder = pathlib.Path(tempfile.mkdtemp(prefix="rsock-lab-"))
         self._folder.chmod(0o755)
         folders = [self._folder / f"host{n}" for n in range(1, self._count + 1)]
-        for folder in folders:
+        self.shared = self._folder / "shared"
+        for folder in (*folders, self.shared):
             folder.mkdir()
         if self.here:
             where = rdma_address() or (None, "lo", "127.0.0.1", "::1")
@@ -87,7 +89,7 @@ class Lab:
         # One datagram a frame. A guest that dies takes nothing from the other: its frames vanish.
         wires = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM) if self._count == 2 else (None,)
         for number, (folder, wire) in enumerate(zip(folders, wires), 1):
-            self.hosts.append(Guest(number, image, folder, wire=wire, **self._options))
+            self.hosts.append(Guest(number, image, folder, self.shared, wire=wire, **self._options))
         for wire in filter(None, wires):
             wire.close()
         for host in self.hosts:

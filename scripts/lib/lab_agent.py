@@ -29,7 +29,7 @@ import time
 
 PORT = "/dev/vport{}p1"
 LIBRARY_FOLDERS = [f"{p}/{d}" for p in ("/usr", "/usr/local") for d in ("lib", "lib64", "lib/*-linux-gnu")]
-SHARED = "trans=virtio,version=9p2000.L,msize=262144,cache=none"
+AT_ONCE = "trans=virtio,version=9p2000.L,msize=262144,cache=none"
 RDMA_LIBRARIES = ("librdmacm.so", "libibverbs.so")
 
 
@@ -61,9 +61,11 @@ def setup(order):
     version = os.uname().release
     os.makedirs(f"/lib/modules/{version}", exist_ok=True)
     os.makedirs(order["results"], exist_ok=True)
-    # No cache on the shared folder: both sides see at once what the other has written.
+    os.makedirs(order["shared"], exist_ok=True)
+    # No cache on the shared folders: all sides see at once what another has written.
     sh(f"""mount --bind '{order["modules"]}' /lib/modules/{version}
-           mount -t 9p -o {SHARED} results '{order["results"]}'""")
+           mount -t 9p -o {AT_ONCE} results '{order["results"]}'
+           mount -t 9p -o {AT_ONCE} shared '{order["shared"]}'""")
     with open("/etc/hosts", "a") as hosts:
         hosts.write("".join(f"10.77.0.{n} host{n}\nfd77::{n} host{n}\n" for n in (1, 2)))
     if not order["rdma_modules"]:
@@ -75,6 +77,10 @@ def setup(order):
             for name in RDMA_LIBRARIES:
                 for path in glob.glob(f"{folder}/{name}*"):
                     os.unlink(path)
+    # libibverbs loads every vendor's library to look for its devices; these processors take a while for it.
+    for path in glob.glob("/etc/libibverbs.d/*.driver"):
+        if os.path.basename(path) != "rxe.driver":
+            os.unlink(path)
     network(order)
     resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -133,6 +139,7 @@ class Command:
         memlock = order.get("memlock")
 
         def limits():
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # the agent ignores it, and that is inherited
             if memlock is not None:
                 resource.setrlimit(resource.RLIMIT_MEMLOCK, (memlock, memlock))
 

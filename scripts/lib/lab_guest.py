@@ -24,7 +24,7 @@ class Guest(HostCalls):
     The constructor starts qemu; wait_ready ends the boot. One thread reads what the agent tells.
     """
 
-    def __init__(self, number, image, folder, *, memory, cpus, rdma_modules, rdma_libs, wire=None):
+    def __init__(self, number, image, folder, shared, *, memory, cpus, rdma_modules, rdma_libs, wire=None):
         self.name = f"host{number}"
         self.address = f"10.77.0.{number}"
         self.address6 = f"fd77::{number}"
@@ -33,6 +33,7 @@ class Guest(HostCalls):
         self.device = "eth0" if wire else "veth0"
         self.rdma_device = "rxe0" if rdma_modules else None
         self.folder = pathlib.Path(folder)
+        self._shared = str(shared)
         self.results = str(self.folder / "results")
         self._console = self.folder / "console.log"
         self._lock = threading.Lock()
@@ -51,8 +52,8 @@ class Guest(HostCalls):
             self._qemu = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=passed,
                                           start_new_session=True)
         theirs.close()
-        self._tell(op="setup", number=number, device=self.device, results=self.results, modules=str(image.modules),
-                   rdma_modules=rdma_modules, rdma_libs=rdma_libs)
+        self._tell(op="setup", number=number, device=self.device, results=self.results, shared=self._shared,
+                   modules=str(image.modules), rdma_modules=rdma_modules, rdma_libs=rdma_libs)
         self._thread = threading.Thread(target=self._read, name=self.name, daemon=True)
         self._thread.start()
 
@@ -61,7 +62,8 @@ class Guest(HostCalls):
         share = "local,security_model=none,multidevs=remap"
         # tsc=reliable: the emulated counters are the machine's own, in step; without it a guest falls back to a clock
         # whose every reading leaves the emulated processor, and perftest has no cycles to count.
-        boot = "console=ttyS0 quiet panic=-1 mitigations=off random.trust_cpu=on tsc=reliable"
+        # no_timer_check: on a machine that is busy the kernel's look whether its timer ticks sees none, and panics.
+        boot = "console=ttyS0 quiet panic=-1 mitigations=off random.trust_cpu=on tsc=reliable no_timer_check"
         argv = [QEMU, "-M", "q35", "-accel", accel, "-cpu", "max", "-smp", cpus, "-m", memory,
                 "-nodefaults", "-display", "none", "-no-reboot", "-serial", f"file:{_escaped(self._console)}",
                 "-kernel", image.kernel, "-initrd", image.initramfs,
@@ -69,6 +71,8 @@ class Guest(HostCalls):
                 "-fsdev", f"{share},id=root,path=/,readonly=on", "-device", "virtio-9p-pci,fsdev=root,mount_tag=root",
                 "-fsdev", f"{share},id=results,path={_escaped(self.results)}",
                 "-device", "virtio-9p-pci,fsdev=results,mount_tag=results",
+                "-fsdev", f"{share},id=shared,path={_escaped(self._shared)}",
+                "-device", "virtio-9p-pci,fsdev=shared,mount_tag=shared",
                 "-device", "virtio-serial-pci", "-chardev", f"socket,id=agent,fd={port}",
                 "-device", "virtserialport,chardev=agent,name=lab"]
         if wire:

@@ -6,6 +6,7 @@
 #include <memory>
 #include <utility>
 
+#include "core/base/clock.h"
 #include "core/os/os.h"
 #include "core/stream/keeper_loop.h"
 #include "core/transport/fake/fake_channel.h"
@@ -34,6 +35,11 @@ class AskingChannel final : public Channel {
     hold_replayed_ = hold;
     path_->wake_local();
   }
+  /// The line is down, and the peer never told what it had read of the last bytes.
+  void peer_dies() {
+    died_ = true;
+    peer_leaves();
+  }
   /// BYE has come, or the line is down.
   void peer_leaves() {
     gone_ = true;
@@ -49,6 +55,7 @@ class AskingChannel final : public Channel {
   }
   Turn tx_recall() noexcept override {
     recall_asked_ = true;
+    if (died_) return tx_turn();
     return gone_ ? path_->tx_recall() : tx_turn();
   }
   bool rx_replayed() noexcept override { return !hold_replayed_ && path_->rx_replayed(); }
@@ -68,7 +75,7 @@ class AskingChannel final : public Channel {
   size_t tx_unread_spans(uint64_t from, size_t n, iovec spans[2]) noexcept override {
     return path_->tx_unread_spans(from, n, spans);
   }
-  bool tx_failed() const noexcept override { return path_->tx_failed(); }
+  bool tx_failed() const noexcept override { return died_ || path_->tx_failed(); }
   size_t rx_available() noexcept override { return path_->rx_available(); }
   size_t rx_read(const iovec* iov, size_t n, size_t skip, size_t limit,
                  bool peek) noexcept override {
@@ -77,7 +84,7 @@ class AskingChannel final : public Channel {
   size_t rx_take(void* to, size_t n) noexcept override { return path_->rx_take(to, n); }
   size_t rx_discard(size_t n) noexcept override { return path_->rx_discard(n); }
   uint64_t rx_head() noexcept override { return path_->rx_head(); }
-  uint64_t rx_published() noexcept override { return path_->rx_published(); }
+  uint64_t rx_published() noexcept override { return path_->rx_published() + (died_ ? 1 : 0); }
   bool rx_failed() const noexcept override { return path_->rx_failed(); }
   void tx_set_start(uint64_t at) noexcept override { path_->tx_set_start(at); }
   std::optional<uint64_t> rx_start() noexcept override { return path_->rx_start(); }
@@ -112,6 +119,7 @@ class AskingChannel final : public Channel {
   std::atomic<bool> recall_asked_{false};
   std::atomic<bool> hold_replayed_{false};
   std::atomic<bool> gone_{false};
+  std::atomic<bool> died_{false};
 };
 
 /// A connection whose ends have agreed on such a path, and send and receive over it.

@@ -45,6 +45,16 @@ TEST(Reach, SuccessBeginsAnew) {
   EXPECT_EQ(reach.blocked(service(1), 45 * kSecond), nullptr);
 }
 
+TEST(Reach, WhoAnsweredBeforeIsMissedOnceOnly) {
+  Reach reach;
+  EXPECT_FALSE(reach.answered_before(service(1)));
+  reach.found(service(1), 77, kSecond);
+  reach.not_there(service(1));  // another of its keepers may be
+  EXPECT_TRUE(reach.answered_before(service(1)));
+  reach.failed(service(1), "no", 2 * kSecond);
+  EXPECT_FALSE(reach.answered_before(service(1)));
+}
+
 TEST(Reach, ForgetsTheOldestWhenItIsFull) {
   Reach reach;
   for (uint16_t i = 0; i < 2 * Reach::kMost; ++i) reach.failed(service(i), "no", kSecond + i);

@@ -78,6 +78,26 @@ TEST_F(Remote, APeerWithoutTheLibraryIsRememberedByAddressAndPort) {
   EXPECT_TRUE(eventually([&] { return with([](auto& s) { return s.alive; }) == 0; }));
 }
 
+TEST_F(Remote, AConnectionThatIsOverSaysNothingOfTheNextOne) {
+  sockaddr_in address;
+  const int listener = listen_somewhere(&address);
+  Connection first;
+  first.left = connect_stream(address);
+  first.right = accept_stream(listener, false);
+  char byte;
+  ASSERT_EQ(do_send(first.left, "x", 1), 1);
+  ASSERT_EQ(do_recv(first.right, &byte, 1), 1);
+  close_fd(std::exchange(first.right, -1));
+  ASSERT_TRUE(eventually([&] { return reason_of(first.left) == "the connection is over"; }));
+  const int asked = with([](auto& s) { return s.resolved; });
+  Connection second;
+  second.left = connect_stream(address);
+  second.right = accept_stream(listener, false);
+  ASSERT_EQ(do_send(second.left, "x", 1), 1);
+  EXPECT_TRUE(eventually([&] { return with([](auto& s) { return s.resolved; }) > asked; }));
+  close_fd(listener);
+}
+
 TEST_F(Remote, NoRouteIsSaidAtOnce) {
   shared_->unreachable = true;
   Connection c = Connection::make(true, false);

@@ -84,7 +84,7 @@ def linger_ends_with_its_time(t):
     t.expect("every byte and EOF, or a reset", seen == (e.total, "eof") or seen[1] == "ECONNRESET", seen)
 
 
-@group.case()
+@group.case(beside=True)
 def linger_of_nothing_resets(t):
     e = Ending(t, "linger=0", receive="stop=1", total=16384)
     e.go(e.sender)
@@ -103,7 +103,7 @@ def close_without_a_descriptor(t, how):
 
 
 for way in ("full", "lowered"):
-    group.add(f"close_without_a_descriptor.{way}", lambda t, way=way: close_without_a_descriptor(t, way))
+    group.add(f"close_without_a_descriptor.{way}", lambda t, way=way: close_without_a_descriptor(t, way), beside=True)
 
 
 @group.case()

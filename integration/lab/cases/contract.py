@@ -18,4 +18,4 @@ def contract(t, name):
 
 for name in ("transport_verbs_contract", "transport_verbs_contract_waiting", "transport_queue_pair_test",
              "transport_direct_wait_test"):
-    group.add(name, lambda t, name=name: contract(t, name))
+    group.add(name, lambda t, name=name: contract(t, name), beside=True)

@@ -95,7 +95,7 @@ def both_ways(name):
     """Each case with the connecting end as sender, and with the listening one."""
     def register(body):
         for sends in ("client", "server"):
-            group.add(f"{name}.{sends}_sends", lambda t, s=sends: body(t, s))
+            group.add(f"{name}.{sends}_sends", lambda t, s=sends: body(t, s), beside=True)
     return register
 
 
@@ -174,7 +174,7 @@ def receiver_killed_while_full(t):
     t.expect_lifted(flow.sender)
 
 
-@group.case()
+@group.case(beside=True)
 def exit_without_close(t):
     """A sender that ends right after its last send has sent everything."""
     flow = Flow(t, send=f"size={SIZE} pause=10")

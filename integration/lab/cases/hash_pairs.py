@@ -46,8 +46,8 @@ def hash_case(t, server="c", client="c", family=4, streams=1, io="blocking", shi
     return calling, serving
 
 
-def add(name, **words):
-    group.add(name, lambda t: hash_case(t, **words))
+def add(name, beside=True, **words):
+    group.add(name, lambda t: hash_case(t, **words), beside=beside)
 
 
 for i, (shape, io) in enumerate((shape, io) for shape in SHAPES for io in IOS):
@@ -56,8 +56,8 @@ for i, (shape, io) in enumerate((shape, io) for shape in SHAPES for io in IOS):
 for io in ("blocking", "epoll_et"):
     # A blocked reader says READY when its call returns; with few bytes all would be sent by then.
     total = (12 if io == "blocking" else 1) << 20
-    add(f"c.16_streams.{io}", streams=16, io=io, shape="both", total=total, pause=5000, timeout=100)
+    add(f"c.16_streams.{io}", beside=False, streams=16, io=io, shape="both", total=total, pause=5000, timeout=100)
 add("py.both.timeout", server="py", client="py", io="timeout", shape="both")
 add("c_client.py_server.half_close", server="py", io="blocking", shape="half_close", family=6)
 add("py_client.c_server.exchange", client="py", io="epoll_et", shape="exchange")
-add("large.both", shape="both", io="epoll_lt", total=24 << 20, timeout=100)
+add("large.both", beside=False, shape="both", io="epoll_lt", total=24 << 20, timeout=100)

@@ -24,11 +24,11 @@ def pair(t, shims, **words):
 
 
 for name, shims in (("server_only", (True, False)), ("client_only", (False, True))):
-    group.add(f"{name}.both.epoll_et", lambda t, s=shims: pair(t, s, shape="both", io="epoll_et"))
-    group.add(f"{name}.half_close.blocking", lambda t, s=shims: pair(t, s, shape="half_close"))
-    group.add(f"{name}.exchange.py", lambda t, s=shims: pair(t, s, shape="exchange", server="py", io="poll"))
-    group.add(f"{name}.iperf3", lambda t, s=shims: iperf3(t, s))
-    group.add(f"{name}.fork_server", lambda t, s=shims: forked(t, s))
+    group.add(f"{name}.both.epoll_et", lambda t, s=shims: pair(t, s, shape="both", io="epoll_et"), beside=True)
+    group.add(f"{name}.half_close.blocking", lambda t, s=shims: pair(t, s, shape="half_close"), beside=True)
+    group.add(f"{name}.exchange.py", lambda t, s=shims: pair(t, s, shape="exchange", server="py", io="poll"), beside=True)
+    group.add(f"{name}.iperf3", lambda t, s=shims: iperf3(t, s), beside=True)
+    group.add(f"{name}.fork_server", lambda t, s=shims: forked(t, s), beside=True)
 
 
 def iperf3(t, shims):
@@ -70,11 +70,11 @@ def lifted_again_afterwards(t):
 
 
 for prefix, kind in (("no_modules", BARE), ("no_libraries", NO_LIBRARIES), ("neither", EMPTY)):
-    group.add(f"{prefix}.hash_pair", lambda t: both(t), kind=kind)
-    group.add(f"{prefix}.16_streams", lambda t: both(t, streams=16, io="epoll_lt", total=512 << 10), kind=kind)
+    group.add(f"{prefix}.hash_pair", lambda t: both(t), kind=kind, beside=True)
+    group.add(f"{prefix}.16_streams", lambda t: both(t, streams=16, io="epoll_lt", total=512 << 10), kind=kind, beside=True)
 
 
-@group.case(kind=EMPTY)
+@group.case(kind=EMPTY, beside=True)
 def strict_without_rdma(t):
     """RSOCK_PATH=rdma, strict, and no way to have it: the program is told at once, in one line."""
     programs = [serve(t, "threads", path="rdma"), ask(t, "rounds=40 pause=20", path="rdma")]

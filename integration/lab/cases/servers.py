@@ -40,31 +40,31 @@ def echo(t, shape, conns=8, words="seconds=8 size=16384 pause=30"):
     return server, client
 
 
-@group.case()
+@group.case(beside=True)
 def fork_after_accept(t):
     server, _ = echo(t, "fork")
     lines = server.summary()
     t.expect("each child writes a line of its own", len(lines) >= 8, len(lines))
 
 
-@group.case()
+@group.case(beside=True)
 def preforked(t):
     echo(t, "prefork")
 
 
-@group.case()
+@group.case(beside=True)
 def threaded(t):
     echo(t, "threads")
 
 
-@group.case()
+@group.case(beside=True)
 def reuseport_workers(t):
     server, _ = echo(t, "reuseport", conns=12)
     busy = sum(1 for line in server.summary() if line["streams"])
     t.note += f" by {busy} workers"
 
 
-@group.case()
+@group.case(beside=True)
 def reuseport_two_clients(t):
     """Two client processes: each must find the right worker of four."""
     server = serve(t, "reuseport")
@@ -92,7 +92,7 @@ def connections_200(t):
     t.note += f" {client.total('lifted', 'rdma')} lifted"
 
 
-@group.case()
+@group.case(beside=True)
 def successive_connections(t):
     """20, one after another, between two processes: later ones take the queue pairs of former ones."""
     server = serve(t, "threads", strict=False)
@@ -109,7 +109,7 @@ def successive_connections(t):
         t.note += f" {made} made, {reused} used again"
 
 
-@group.case()
+@group.case(beside=True)
 def short_connections(t):
     """Connections below the threshold stay what they are."""
     server = serve(t, "threads")

@@ -49,14 +49,15 @@ class Case:
     body: object
     kind: LabKind
     spoils: bool  # the lab is of no use afterwards
+    beside: bool  # it mostly waits, and changes nothing that others see: may run beside others of its lab
 
 
 class Group:
     def __init__(self, kind):
         self.kind, self.cases = kind, {}
 
-    def add(self, name, body, kind=None, spoils=False):
-        self.cases[name] = Case(name, body, kind or self.kind, spoils)
+    def add(self, name, body, kind=None, spoils=False, beside=False):
+        self.cases[name] = Case(name, body, kind or self.kind, spoils, beside)
 
     def case(self, **options):
         def register(body):

@@ -46,7 +46,7 @@ def back_again(program):
     return program.log().count(": on RDMA")
 
 
-@group.case()
+@group.case(beside=True)
 def idle_set_down(t):
     """Two streams, active in turn and then both: the first is idle in the second's turn, is set down, and lifted again."""
     env = {"RSOCK_RDMA_IDLE_S": "2"}
@@ -63,7 +63,7 @@ def idle_set_down(t):
         t.note += f" idle {down}"
 
 
-@group.case()
+@group.case(beside=True)
 def busy_is_not_idle(t):
     """A byte now and then keeps the queue pair: pauses of less than the idle time."""
     env = {"RSOCK_RDMA_IDLE_S": "4", "RSOCK_LIFT_CALLS": "4"}
@@ -75,7 +75,7 @@ def busy_is_not_idle(t):
         t.expect("none is set down", not client.set_down() and not server.set_down(), (client.summary(), server.summary()))
 
 
-@group.case()
+@group.case(beside=True)
 def the_hotter_takes_it(t):
     """Two queue pairs and three streams, active in turn: the third takes one of an idle stream."""
     env = {"RSOCK_RDMA_STREAMS": "2"}
@@ -119,17 +119,17 @@ def receives_only(t, receiver, sender):
         t.expect("it only received", into.summary()[0]["bytes_sent"] == {"tcp": 0, "shm": 0, "rdma": 0}, into.summary())
 
 
-@group.case()
+@group.case(beside=True)
 def strict_receiver_that_listens(t):
     receives_only(t, t.server, t.client)
 
 
-@group.case()
+@group.case(beside=True)
 def strict_receiver_that_connects(t):
     receives_only(t, t.client, t.server)
 
 
-@group.case()
+@group.case(beside=True)
 def strict_receiver_without_a_peer(t):
     """Nobody there lifts: the receiver's next call fails after five seconds, with one line that says why."""
     into, out = flow(t, t.server, t.client, shim=False)

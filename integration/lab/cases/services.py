@@ -1,0 +1,66 @@
+"""Real services on one host, their clients on the other, over RDMA: the drivers of integration/services, with small workloads.
+
+Each runs its workload over plain TCP and then with the shim at both ends, between the same two guests; what was seen must be
+the same, and the summaries must show the streams on RDMA. The driver and the clients are on the second host, services.py
+there has the services started here (integration/services/places.py).
+"""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import trial
+
+group = trial.Group(trial.TWO_HOSTS)
+SERVICES = trial.INTEGRATION / "services"
+
+# Cases that are left out, beside what they would show here: replication_disk and bgsave are a fork each like aof_rewrite,
+# of nginx's other ways to read files it is the same send.
+CASES = {
+    "redis": ("benchmark", "pipelines", "pub_sub", "large_values", "bgsave", "replication"),
+    "nginx": ("sendfile", "wrk", "proxy", "reload"),
+    "python": ("http_server", "asyncio", "managers", "connections", "sendfile"),
+    "socat": ("exec", "curl"),
+    "postgres": ("pgbench", "copy"),
+}
+
+
+def cluster(t):
+    """PostgreSQL's data, made by this machine's own processors: an emulated one would take a minute."""
+    folder = pathlib.Path(t.lab.shared, "cluster")
+    initdb = max(pathlib.Path("/usr/lib/postgresql").glob("*/bin/initdb"), default=None)
+    if initdb is None:
+        raise trial.Unsupported("initdb is not installed (package postgresql)")
+    if not folder.exists():
+        folder.mkdir()
+        user = []
+        if os.geteuid() == 0:
+            shutil.chown(folder, "postgres", "postgres")
+            user = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"]
+        subprocess.run([*user, initdb, "-A", "trust", "-U", "postgres", "-E", "UTF8", "--locale=C", "--no-sync", "-D", folder],
+                       check=True, stdout=subprocess.DEVNULL, timeout=100, cwd="/")
+    return str(folder)
+
+
+def serve(t, service, case):
+    place = t.start(t.server, f"{sys.executable} -I -S -B {SERVICES / 'places.py'} {t.server.address} {t.port}", shim=False,
+                    listens=True)
+    env = {"TMPDIR": str(t.lab.shared), "SERVICES_HOST": t.server.address, "SERVICES_SMALL": "1"}
+    if service == "postgres":
+        env["SERVICES_CLUSTER"] = cluster(t)
+    driver = t.start(t.client, f"{sys.executable} -B {SERVICES / (service + '_service')} --mode rdma "
+                     f"--lib '{t.options.library if t.rdma else ''}' --there {t.server.address}:{t.port} {case}",
+                     shim=False, env=env)
+    status = t.finish(driver, 900)
+    if status == 77:
+        raise trial.Unsupported(driver.out.strip())
+    t.expect(f"{service} {case} is as over TCP", status == 0, driver.out[-8000:] + driver.err[-2000:])
+    t.note = " " + " ".join(driver.out.split("\n")[0].split()[2:])
+    t.stop(place)
+
+
+for service, cases in CASES.items():
+    for case in cases:
+        group.add(f"{service}.{case}", lambda t, service=service, case=case: serve(t, service, case))
