@@ -280,7 +280,7 @@ void pong_until_lifted(int fd) {
 uint64_t tcp_carried(int fd) { return tcp_bytes(fd); }
 
 void show_lifted(const char* label, int fd, uint64_t carried) {
-  say("%s: %s", label, !lift_is_due || tcp_bytes(fd) == carried ? "where it belongs" : "SET DOWN");
+  say("%s: %s", label, lift_within_ms == 0 || tcp_bytes(fd) == carried ? "where it belongs" : "SET DOWN");
 }
 
 bool not_lifted_yet(struct Pair* pair) {

@@ -16,31 +16,20 @@ LIMITS = SEMANTICS / "limits.json"
 SLOWER_MS = 3000  # rxe against TCP, where megabytes are waited for; a lost wake-up costs 5 s at least
 SECONDS = 60  # seconds for one run of a variant
 
-# RSOCK_KNOWN_GAPS of ../../CMakeLists.txt, on this path: (why, the variants that run all the same). To be removed with it.
-GAPS = {
-    "bad_pointers": ("a bad pointer faults in our copy", ""),
-    "threads_on_stream": ("a close while another thread waits, pthread_cancel",
-                          "handler_sends both_ends_in_one_process many_writers"),
-}
-
 
 def compare(t, name):
-    why, variants = GAPS.get(name, ("", "")) if t.rdma else ("", "")
-    if why and not variants:
-        raise trial.Unsupported("known gap: " + why)
     built = pathlib.Path(t.options.build_dir, "integration/semantics")
     env = {"PAIR_HOST": t.server.address, "PAIR_HOST6": t.server.address6 or "::1", "RSOCK_LOG": t.options.log}
     mode = "rdma" if t.rdma else "tcp"
     program = t.start(
         t.server, f"{sys.executable} -I -S -B {SEMANTICS / 'compare_modes'} --modes {mode} --lib {t.options.library} "
         f"--timeout {SECONDS} {f'--judged {built}/judged --any-kernel --slower {SLOWER_MS} --limits {LIMITS}' if t.rdma else ''} "
-        f"{built / name} {variants}", shim=False, env=env)
+        f"{built / name}", shim=False, env=env)
     status = t.finish(program, 600)
     rows = program.out.splitlines()
     t.expect(f"{name} is as over TCP", status == 0, program.out[-30000:] + program.err[-1000:])
     same = sum("| same" in row or "| limit" in row for row in rows)
     t.note = f" {same} variants" + "".join(f"; {row.split()[0]}: a known limit" for row in rows if "| limit" in row)
-    t.note += f"; known gap: {why}" if why else ""
 
 
 for source in sorted(SEMANTICS.glob("*.c")):
