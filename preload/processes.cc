@@ -112,7 +112,12 @@ struct ClonedChild {
 int run_cloned_child(void* child) {
   in_forked_child();
   const auto* c = static_cast<const ClonedChild*>(child);
-  return c->body(c->arg);
+  const int status = c->body(c->arg);
+  // libc ends this thread only, by a system call that no hook sees, and the process ends with its
+  // last thread: that must not be the keeper.
+  leave();
+  if (started()) stream::before_thread_exit();
+  return status;
 }
 
 }  // namespace

@@ -319,6 +319,8 @@ void before_unshare() noexcept {
 
 void after_unshare() noexcept { Keeper::resume(); }
 
+void before_thread_exit() noexcept { Keeper::stop(); }
+
 void first_thread_ends() noexcept { Keeper::first_thread_ends(); }
 
 void before_exit() noexcept {

@@ -176,6 +176,8 @@ void after_unshare() noexcept;
 /// The first thread ends alone (pthread_exit): the process ends with the last other one, and the
 /// keeper is none.
 void first_thread_ends() noexcept;
+/// Behind before_exit(), where the last thread of the program ends by itself: the keeper ends first.
+void before_thread_exit() noexcept;
 /// Before the process ends (exit, _exit, quick_exit, _Exit): flushes what a replay still owes and
 /// writes the summary. Idempotent; may run in any thread, also while others run.
 void before_exit() noexcept;

@@ -156,6 +156,7 @@ void set_own_process(bool (*)() noexcept) noexcept {}
 void after_daemon() noexcept { note("after_daemon"); }
 void before_exec() noexcept { note("before_exec"); }
 void before_exit() noexcept { note("before_exit"); }
+void before_thread_exit() noexcept {}
 void before_sandbox() noexcept { note("before_sandbox"); }
 void before_unshare() noexcept { note("before_unshare"); }
 void after_unshare() noexcept {}
