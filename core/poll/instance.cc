@@ -34,7 +34,7 @@ void Instance::rouse_locked() noexcept {
     Item& item = drowsy.front();
     unlink_locked(item);
     if (++item.misses >= kMostMisses || sleepers.load(std::memory_order_seq_cst) > 0) continue;
-    // The bit is one for all of this process that sleep on this stream's doorbell.
+    // model/sleep.pml, DISARM. The bit is one for all of this process that sleep on this stream's doorbell.
     stream::Stream& s = *item.stream;
     if (s.watching.load(std::memory_order_seq_cst) != 1) continue;
     const std::shared_ptr<stream::Channel> channel = stream::channel_of(s);

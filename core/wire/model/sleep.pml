@@ -31,6 +31,7 @@ bool rx_waiting, tx_waiting;        /* asleep in futex(2) */
 bool rx_lock;
 bool fin, hup;                      /* hup: the sticky flag in R's stream */
 bool kill_s, s_dead;
+byte watching;                      /* DISARM: who is linked to the stream, asleep on its doorbell or about to be */
 
 /* 32 bits in C++: a wrap between a load and the wait behind it needs 2^32 wakes; not modelled. */
 inline bump(bell) { bell++ }
@@ -162,17 +163,45 @@ proctype OnFutex() {
   od
 }
 
-/* `fickle`: may stop reading after any byte, as a thread does that has other work. */
+/* An epoll instance that is awake takes back what it armed to sleep: it looks by itself. The bit is one for all who
+ * sleep on this doorbell, so not where others do; and one who came in between is told, as if his ring had been taken. */
+inline rouse() {
+  if
+  :: watching == 1 ->
+     atomic { rx_sleep = rx_sleep & ~DOORBELL };
+#ifndef M_DISARM_BLIND
+     if
+     :: watching == 1
+     :: else -> atomic { rx_sleep = rx_sleep | DOORBELL }; doorbell = true
+     fi
+#endif
+  :: else
+  fi
+}
+
+/* `fickle`: may stop reading after any byte, as a thread does that has other work. With DISARM it is an epoll
+ * instance, linked for good; the other is a thread in poll, which links itself for each wait. */
 proctype OnDoorbell(bool fickle) {
   bool got, over, d, e;
+#ifdef DISARM
+  if :: fickle -> watching++ :: else fi;
+#endif
   do
   :: over -> break
   :: got && fickle -> break
   :: !over ->
      try_read();
      if
-     :: got || over
+     :: got || over ->
+#ifdef DISARM
+        if :: fickle -> rouse() :: else fi
+#else
+        skip
+#endif
      :: else ->
+#if defined(DISARM) && !defined(M_LINK_LATE)
+        if :: !fickle -> watching++ :: else fi;
+#endif
 #ifndef M_DRAIN_ON_WAKE
         /* Empty: only now are old rings worthless. An earlier ring may also have taken the arm bit of a
          * brother who is not in poll yet: drain, arm, look again, and ring for all if there is something. */
@@ -180,6 +209,9 @@ proctype OnDoorbell(bool fickle) {
 #endif
 #ifndef M_DRAIN_NO_ARM
         atomic { rx_sleep = rx_sleep | DOORBELL };
+#endif
+#ifdef M_LINK_LATE
+        if :: !fickle -> watching++ :: else fi;
 #endif
         if
         :: READABLE ->
@@ -199,6 +231,9 @@ proctype OnDoorbell(bool fickle) {
 #endif
 #endif
         fi
+#ifdef DISARM
+        ; if :: !fickle -> watching-- :: else fi
+#endif
      fi
   od
 }
