@@ -75,11 +75,6 @@ void make_reserve(KeeperInside& in) noexcept {
   in.reserve.store(spare->release(), std::memory_order_release);  // pairs with adopt_locked()
 }
 
-void wake_keeper() noexcept {
-  const uint64_t one = 1;
-  (void)os::write(keeper().wake.get(), &one, sizeof(one));
-}
-
 /// pthread_create allocates and takes locks of libc's. In a signal handler that interrupted malloc
 /// it would wait for ever, and a data call may be in one. A handler's signal is blocked while it
 /// runs: so only a thread that blocks none is sure to be in no handler (but for SA_NODEFER). A
@@ -144,6 +139,11 @@ void push_request(KeeperInside& in, Stream& s) noexcept {
 }  // namespace
 
 KeeperInside& inside() noexcept { return g_storage.inside; }
+
+void wake_keeper() noexcept {
+  const uint64_t one = 1;
+  (void)os::write(keeper().wake.get(), &one, sizeof(one));
+}
 
 bool keeper_watch(int fd, uint32_t events, uint64_t data) noexcept {
   return os::epoll_add(keeper().epoll.get(), fd, events, data).has_value();
@@ -276,78 +276,9 @@ void Keeper::watch_for_room(Stream& s) noexcept {
                       &event);
 }
 
-/// fd's file at the number of the reserve, or none.
-static Result<os::OwnedFd> copy_to_reserve(KeeperInside& in, int fd) noexcept {
-  // acq_rel pairs with who put it there: the number is the reserve's, and nobody else's.
-  const int spare = in.reserve.exchange(-1, std::memory_order_acq_rel);
-  if (spare < 0) return fail(EMFILE);
-  const auto copy = os::dup3(fd, spare, O_CLOEXEC);
-  if (copy) return os::OwnedFd(spare);
-  in.reserve.store(spare, std::memory_order_release);
-  return fail(value(copy.error()));
-}
-
-void Keeper::give_back(int fd) noexcept {
-  KeeperInside& in = inside();
-  os::OwnedFd last(fd);
-  // What was put at the reserve's number goes, and the number is the reserve's again: at no moment
-  // is it free for others to take.
-  if (fd >= 0 && fd == in.reserve_number.load(std::memory_order_relaxed) &&
-      os::dup3(in.state.wake.get(), fd, O_CLOEXEC)) {
-    in.reserve.store(last.release(), std::memory_order_release);
-  }
-}
-
-bool Keeper::hold_locked(Stream& s, int fd) noexcept {
-  // The program's number is about to be free: it has no fewer than before.
-  auto copy = os::dup_internal_anywhere(fd);
-  if (!copy) copy = copy_to_reserve(inside(), fd);
-  if (!copy) return false;
-  move_watch_locked(s, copy->release());
-  return true;
-}
-
-bool Keeper::adopt_locked(Stream& s, int fd) noexcept {
-  if (!hold_locked(s, fd)) return false;
-  watch_for_room(s);
-  s.adopted.store(true, std::memory_order_release);
-  inside().adopted.fetch_add(1, std::memory_order_release);
-  leave_to_keeper();
-  return true;
-}
-
-void Keeper::keep_number_locked(Stream& s, int fd) noexcept {
-  FdTable::set(fd, FdKind::kInternal);
-  if (s.fd.load(std::memory_order_relaxed) != fd) move_watch_locked(s, fd);
-  watch_for_room(s);
-  s.awaited = true;
-  s.adopted.store(true, std::memory_order_release);
-  inside().adopted.fetch_add(1, std::memory_order_release);
-}
-
-void Keeper::free_number_locked(Stream& s, int fd) noexcept {
-  FdTable::clear(fd);
-  s.awaited = false;
-  s.adopted.store(false, std::memory_order_relaxed);
-  inside().adopted.fetch_sub(1, std::memory_order_release);
-}
-
-void Keeper::leave_to_keeper() noexcept {
-  inside().owing.store(1, std::memory_order_release);
-  wake_keeper();
-}
-
 void Keeper::detached(Stream& s) noexcept {
   s.calls.store(0, std::memory_order_relaxed);
   s.lift_asked.store(s.pinned.load(std::memory_order_relaxed), std::memory_order_release);
-}
-
-void Keeper::finish_adopted(int64_t limit_ns) noexcept {
-  const Deadline deadline = Deadline::after_ns(limit_ns);
-  while (inside().adopted.load(std::memory_order_acquire) > 0 && !deadline.passed()) {
-    timespec nap{0, 500'000};
-    (void)os::ppoll(nullptr, 0, &nap, nullptr, 0);
-  }
 }
 
 void Keeper::stop() noexcept {

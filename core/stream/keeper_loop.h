@@ -103,6 +103,8 @@ uint64_t tagged(const void* object, KeeperTag tag) noexcept;
 /// In and out of the keeper's epoll. Any thread.
 bool keeper_watch(int fd, uint32_t events, uint64_t data) noexcept;
 void keeper_unwatch(int fd) noexcept;
+/// Its thread, which must have descriptors, looks at everything once. Any thread, any lock.
+void wake_keeper() noexcept;
 /// Something waits for the keeper in a line's calls. Any thread, any lock.
 void call_keeper() noexcept;
 /// Remembers an attached stream for kicks and timers.
