@@ -40,7 +40,9 @@ void note_copy(int fd, int copy) noexcept {
 
 [[gnu::noinline]] int fcntl_of_ours(int fd, int command, long arg) {
   if (FdTable::kind(fd) == FdKind::kInternal && !inside_library()) return answer(-EBADF);
-  if (command == F_DUPFD || (command == F_SETFD && (arg & FD_CLOEXEC) == 0)) {
+  // Also a copy with the flag: the table does not know of it, and what is done with it is not seen.
+  if (command == F_DUPFD || command == F_DUPFD_CLOEXEC ||
+      (command == F_SETFD && (arg & FD_CLOEXEC) == 0)) {
     keep_for_new_program(fd);
   }
   const int result = real.fcntl(fd, command, arg);
@@ -167,7 +169,7 @@ RSOCK_EXPORT int dup2(int fd, int target) noexcept {
 
 RSOCK_EXPORT int dup3(int fd, int target, int flags) noexcept {
   if (fd == target || (flags & ~O_CLOEXEC) != 0) return real.dup3(fd, target, flags);
-  if ((flags & O_CLOEXEC) == 0) keep_for_new_program(fd);
+  keep_for_new_program(fd);
   if (!make_room(fd, target)) return answer(-EBADF);
   const int copy = real.dup3(fd, target, flags);
   if (FdTable::word(fd) != 0) note_copy(fd, copy);

@@ -65,7 +65,8 @@ inline Stream* stream_in(uintptr_t word) noexcept {
 /// What a call has to see to first (CallState::attention). Returns what it owes afterwards. A
 /// cancellation point acts here on a cancellation that is pending already.
 uint32_t attend_before(bool point);
-void attend_after(uint32_t owed, bool point);
+/// True: the call ended for a cancellation that is none; if it said so, it is to be made again.
+bool attend_after(uint32_t owed, bool point);
 
 // Relaxed: who cancels at this very moment finds the call asleep, or the next one.
 inline bool anything_to_attend() noexcept {
@@ -78,9 +79,12 @@ template <bool kPoint, typename Work>
   uint32_t owed = 0;
   if (anything_to_attend()) [[unlikely]]
     owed = attend_before(kPoint);
-  const auto result = work();
-  if (owed != 0 || c.act) [[unlikely]]
-    attend_after(owed, kPoint);
+  auto result = work();
+  while (owed != 0 || c.act) [[unlikely]] {
+    if (!attend_after(owed, kPoint) || result != -1 || errno != ECANCELED) break;
+    owed = anything_to_attend() ? attend_before(kPoint) : 0;
+    result = work();
+  }
   return result;
 }
 

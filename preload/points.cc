@@ -53,13 +53,23 @@ uint32_t learn_mask(CallState& c) noexcept {
   return c.attention.fetch_or(now, memory_order_relaxed) | now;
 }
 
-/// The target may meet our note of it a moment before libc's.
+/// Threads between our note of a cancellation and libc's.
+constinit std::atomic<int> g_cancelling{0};
+
+/// Returns if no cancellation is due any more: this thread is being cancelled already, and the call
+/// is a clean-up handler's (pthread_testcancel() then does nothing). The note is taken back.
 void act() {
   const Deadline hopeless = Deadline::after_ns(1'000'000'000);
-  while (!hopeless.passed()) {
+  bool in_time = true;
+  while (in_time) {
+    // The target may meet our note of it a moment before libc's. seq_cst: asked before libc is.
+    const bool under_way = g_cancelling.load(std::memory_order_seq_cst) != 0;
     pthread_testcancel();
+    if (!under_way) break;
     sched_yield();
+    in_time = !hopeless.passed();
   }
+  call_state().attention.fetch_and(~CallState::kRequested, memory_order_relaxed);
 }
 
 }  // namespace
@@ -82,13 +92,15 @@ uint32_t attend_before(bool point) {
   return owed;
 }
 
-void attend_after(uint32_t owed, bool point) {
+bool attend_after(uint32_t owed, bool point) {
   CallState& c = call_state();
+  bool again = false;
   const int saved_errno = errno;
   if (const uint64_t blocked = faults(owed); blocked != 0) change_mask(kBlock, blocked);
   if (c.act) {
     c.act = false;
     if (point) act();
+    again = point;
   }
   // It acts if a cancellation is due. Where libc's function is none to be left, the next one is.
   const bool due = (c.attention.load(memory_order_relaxed) & CallState::kRequested) != 0;
@@ -96,6 +108,7 @@ void attend_after(uint32_t owed, bool point) {
     real.pthread_setcanceltype(PTHREAD_CANCEL_ASYNCHRONOUS, nullptr);
   }
   errno = saved_errno;
+  return again;
 }
 
 }  // namespace rsock::preload
@@ -107,8 +120,11 @@ RSOCK_EXPORT int pthread_cancel(pthread_t thread) {
   if (!own_process()) return real.pthread_cancel(thread);  // a child of vfork: whatever that means
   CallState& target = state_of(thread);
   // Before libc's: afterwards the thread may be gone. Held in its sleep it is not.
+  // seq_cst pairs with act().
+  g_cancelling.fetch_add(1, std::memory_order_seq_cst);
   const bool held = target.request_and_hold();
   const int result = real.pthread_cancel(thread);
+  g_cancelling.fetch_sub(1, std::memory_order_seq_cst);
   if (held) target.wake_held();
   return result;
 }

@@ -156,6 +156,7 @@ long wait_managed(Instance& in, int epfd, epoll_event* events, int max, const De
     bool asked_kernel = false;
     bool others = false;
     bool nap = false;
+    int more = 0;
     Asleep asleep(in);
     {
       MutexLock lock(in.mutex);
@@ -167,16 +168,17 @@ long wait_managed(Instance& in, int epfd, epoll_event* events, int max, const De
         n = ask_kernel_locked(in, epfd, events, max);
         asked_kernel = true;
       }
-      const int more = in.collect_locked(events, n, max, spun && !immediate);
-      if (more < 0 && n == 0) return more;
+      more = in.collect_locked(events, n, max, spun && !immediate);
+      const bool bad = more < 0 && n == 0;
       n += std::max(more, 0);
       if (n == max) in.kernel_first = true;
       // Under the lock in which nothing was ready: whoever leaves something behind sees us.
-      if (n == 0 && spun && !immediate) asleep.begin();
+      if (n == 0 && spun && !immediate && !bad) asleep.begin();
       others = in.others_have_to_look_locked();
     }
     in.tell_robbed();
     if (others) in.ring();
+    if (n == 0 && more < 0) return more;
     if (n == 0 && !spun) {
       spun = true;
       (void)spin(in);
@@ -217,12 +219,19 @@ long wait_without_place(Instance& in, int epfd, const Deadline& deadline, bool i
   epoll_event found{};
   const long n = wait_managed(in, epfd, &found, 1, deadline, immediate, sigmask);
   if (n <= 0) return n;
-  MutexLock lock(in.mutex);
-  for (Item& item : in.managed_items) {
-    if (item.user.data.u64 != found.data.u64) continue;
-    item.disabled = false;
-    in.make_ready_locked(item, true);
+  bool others = false;
+  {
+    MutexLock lock(in.mutex);
+    for (Item& item : in.managed_items) {
+      if (item.parked || item.user.data.u64 != found.data.u64) continue;
+      item.disabled = false;
+      item.fresh = true;
+      in.make_ready_locked(item, true);
+      break;
+    }
+    others = in.others_have_to_look_locked();
   }
+  if (others) in.ring();
   return -EFAULT;
 }
 

@@ -225,6 +225,25 @@ bool is_watched_as(Stream& s, int fd) noexcept {
 
 }  // namespace
 
+namespace {
+
+/// The number goes, and with it what is kept under it: later it would be another file's.
+void drop_parked(Stream& s, int fd) noexcept {
+  MutexLock watch(s.watch_mutex);
+  for (auto it = s.watchers.begin(); it != s.watchers.end();) {
+    stream::Watcher& w = *it++;
+    if (!w.survives_fork() || static_cast<Item&>(w).fd != fd) continue;
+    auto& item = static_cast<Item&>(w);
+    Instance& in = *item.instance;
+    MutexLock lock(in.mutex);
+    if (!item.parked) continue;
+    stream::unlink_watcher_locked(s, item);
+    in.forget_locked(item, true);
+  }
+}
+
+}  // namespace
+
 void adopt_stream(Stream& s, int fd) noexcept {
   for (Item* item = take_unconnected(fd); item != nullptr;) {
     Item* next = std::exchange(item->next_unconnected, nullptr);
@@ -237,6 +256,7 @@ void adopt_stream(Stream& s, int fd) noexcept {
 /// connection is open. We could not change it any more: it becomes the program's own, and the
 /// stream stays where it is the truth, with its unread bytes before anybody looks again.
 void leave_to_kernel(Stream& s, int fd) noexcept {
+  drop_parked(s, fd);
   if (!is_watched_as(s, fd)) return;
   constexpr const char* kReason = "in epoll under a number that was closed";
   if (stream::pin(s, kReason)) {

@@ -37,13 +37,14 @@ void Instance::rouse_locked() noexcept {
     // model/sleep.pml, DISARM. The bit is one for all of this process that sleep on this stream's doorbell.
     stream::Stream& s = *item.stream;
     if (s.watching.load(std::memory_order_seq_cst) != 1) continue;
+    if (robbed_count_ == kMaxRobbed) continue;  // there has to be a place for who comes in between
     const std::shared_ptr<stream::Channel> channel = stream::channel_of(s);
     if (!channel || !channel->rx_disarm()) continue;
     make_ready_locked(item, false);
     if (s.watching.load(std::memory_order_seq_cst) == 1) continue;
     // One came in between, and may have armed before us: as if its ring had been taken away.
     channel->rx_arm(transport::Sleep::kDoorbell);
-    if (robbed_count_ < kMaxRobbed) robbed_[robbed_count_++] = &item;
+    robbed_[robbed_count_++] = &item;
   }
 }
 
@@ -104,8 +105,8 @@ void Instance::drain_and_arm_locked(Item& item) noexcept {
   }
   auto interest = static_cast<short>(item.user.events & kInterest);
   // An edge for room comes to who was told to wait only, and a sender that is told so later arms
-  // for it by itself (send_managed()).
-  if ((item.user.events & EPOLLET) != 0 &&
+  // for it by itself (send_managed()). After ADD and MOD room is news in any case.
+  if ((item.user.events & EPOLLET) != 0 && !item.fresh &&
       !item.stream->tx_nospace.load(std::memory_order_seq_cst)) {
     interest = static_cast<short>(interest & ~(POLLOUT | POLLWRNORM | POLLWRBAND));
   }
@@ -218,6 +219,7 @@ int Instance::look_at_all_locked(epoll_event* events, int have, int max, bool ar
     if (!try_put(&events[n], found)) {
       // What stands before it counts, the rest stays news (ep_send_events() in fs/eventpoll.c).
       item.disabled = false;
+      item.fresh = true;
       make_ready_locked(item, true);
       return n != have ? n - have : -EFAULT;
     }

@@ -26,6 +26,7 @@ void SleepWatcher::on_closed(stream::Stream&) noexcept { owner_.ring(); }
 
 void SleepWatcher::link(stream::Stream& s) noexcept {
   stream_ = &s;
+  generation_ = s.generation.load(memory_order_relaxed);
   {
     MutexLock lock(s.watch_mutex);
     if (s.watching.load(memory_order_relaxed) != 0) evict_parked_locked(s, nullptr);
@@ -44,7 +45,8 @@ bool SleepWatcher::unlink() noexcept {
     if (!is_linked()) return true;  // the stream is closed, or another one
     stream::unlink_watcher_locked(s, *this);
   }
-  stream::leave_stream(s);
+  // One that was recycled while we linked ourselves begins to count anew.
+  if (s.owned_by(generation_)) stream::leave_stream(s);
   return true;
 }
 

@@ -40,6 +40,7 @@ class SleepWatcher final : public stream::Watcher {
 
   Sleeper& owner_;
   stream::Stream* stream_ = nullptr;
+  uint32_t generation_ = 0;  // of the stream, when it was linked
 };
 
 class Sleeper {

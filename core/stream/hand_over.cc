@@ -139,15 +139,36 @@ bool set_down_and_wait(Stream& s, Reason reason) noexcept {
   return set_down_and_wait(s, reason, Patience::at_most(kHandOverNs)) == HandOver::kDone;
 }
 
+struct Orphans {
+  static constexpr size_t kMost = 64;
+  Stream* streams[kMost];
+  size_t count = 0;
+};
+
 /// f(stream, fd) for every descriptor of a stream with a channel, where this thread may take the
 /// locks: a signal handler may end the process in the middle of a send, and that stream is as it is.
 template <typename F>
 static void for_each_lifted(F f) noexcept {
+  const auto visit = [&](Stream& s, int fd) {
+    if (!s.has_channel.load(std::memory_order_acquire)) return;
+    if (s.tx.mutex.held_by_me() || s.rx.mutex.held_by_me()) return;
+    f(s, fd);
+  };
   for (int fd = 0; fd <= FdTable::highest() && live_streams() != 0; ++fd) {
-    Stream* s = FdTable::stream(fd);
-    if (s == nullptr || !s->has_channel.load(std::memory_order_acquire)) continue;
-    if (s->tx.mutex.held_by_me() || s->rx.mutex.held_by_me()) continue;
-    f(*s, fd);
+    if (Stream* s = FdTable::stream(fd); s != nullptr) visit(*s, fd);
+  }
+  // And those that were closed while calls are inside: they have a number of ours, and no entry.
+  Orphans orphans;
+  const auto collect = [](Stream& s, void* arg) noexcept {
+    auto* o = static_cast<Orphans*>(arg);
+    if (s.orphaned.load(std::memory_order_acquire) && o->count < Orphans::kMost) {
+      o->streams[o->count++] = &s;
+    }
+  };
+  if (live_streams() != 0) for_each_stream(collect, &orphans);
+  for (size_t i = 0; i < orphans.count; ++i) {
+    Stream& s = *orphans.streams[i];
+    visit(s, s.fd.load(std::memory_order_relaxed));
   }
 }
 

@@ -155,6 +155,7 @@ uint64_t run_owed_timers(uint64_t now) noexcept {
     if (s.channel_nonce != in.attached[i].nonce) continue;
     if (settling) notice_ready(s);
     // acquire pairs with the release in maybe_detach().
+    if (s.set_down_due.exchange(false, std::memory_order_acq_rel)) set_down(s, kSpawned);
     if (s.detach_due.exchange(false, std::memory_order_acq_rel) || owes(s)) tend(s);
     if (owes(s)) ++owing;
   }

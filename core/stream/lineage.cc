@@ -55,6 +55,8 @@ constinit bool g_forked_since = false;  // some may be of no use any more
 constinit Lineage* g_pending = nullptr;
 /// What this process was born in. Written before it has a second thread.
 constinit Lineage* g_own = nullptr;
+/// The last fork made none: this process is in its parent's.
+constinit bool g_born_in_none = false;
 
 void destroy(Lineage* l) noexcept {
   Shared* const shared = l->shared;
@@ -133,11 +135,6 @@ void take_off(Lineage& l) noexcept {
     // acquire pairs with the release of whoever counted down last: its use of the stream is over.
     const uint32_t held = cell.held.load(std::memory_order_acquire);
     const bool given_away = (held & kGivenAway) != 0;
-    if (!given_away) {
-      for_each_around(l.outer, cell.outer, [held](Cell& c) {
-        c.held.fetch_sub(held, std::memory_order_relaxed);
-      });
-    }
     Stream& s = *cell.stream;
     MutexLock watch(s.watch_mutex);
     if (cell.lent && instance_gone && s.owned_by(cell.generation) && s.lent == 1) {
@@ -146,8 +143,11 @@ void take_off(Lineage& l) noexcept {
     MutexLock tx(s.tx.mutex);
     MutexLock rx(s.rx.mutex);
     if (!s.owned_by(cell.generation)) continue;
+    // Where this process has closed its copy, the lineages around it take off what is held.
     if (!given_away && s.holders != nullptr) {
       s.holders->fetch_sub(held, std::memory_order_acq_rel);
+      for_each_around(l.outer, cell.outer,
+                      [held](Cell& c) { c.held.fetch_sub(held, std::memory_order_relaxed); });
     }
     if (cell.lent && instance_gone) --s.lent;
     s.calls.store(0, std::memory_order_relaxed);
@@ -155,12 +155,11 @@ void take_off(Lineage& l) noexcept {
   }
 }
 
-/// Its hang-up would change nothing for this process, nor for its ancestors.
+/// Its hang-up would change nothing for this process.
 bool is_of_no_use(const Lineage& l) noexcept {
   for (uint32_t i = 0; i < l.used; ++i) {
     const Cell& cell = l.shared->cells[i];
     const bool held = cell.held.load(std::memory_order_relaxed) != 0;
-    if (held && cell.outer != 0) return false;
     if ((held || cell.lent) && cell.stream->owned_by(cell.generation)) return false;
   }
   return true;
@@ -264,6 +263,7 @@ void lineage_in_child() noexcept RSOCK_NO_TSA {
   }
   g_forked_since = false;
   Lineage* const l = std::exchange(g_pending, nullptr);
+  g_born_in_none = l == nullptr;
   if (l == nullptr) return;
   l->reads.reset();
   for (uint32_t i = 0; i < l->used; ++i) l->shared->cells[i].stream->kin = i + 1;
@@ -271,6 +271,7 @@ void lineage_in_child() noexcept RSOCK_NO_TSA {
 }
 
 void parent_is_gone() noexcept {
+  if (g_born_in_none) return;  // what to take off is not known
   for (uint32_t i = 0; g_own != nullptr && i < g_own->used; ++i) {
     Cell& cell = g_own->shared->cells[i];
     for_each_around(g_own->outer, cell.outer,
@@ -291,8 +292,10 @@ void leave_lineages_locked(Stream& s) noexcept {
 }
 
 void give_away(Stream& s) noexcept {
-  if (g_own == nullptr) return;
-  MutexLock lock(s.rx.mutex);
+  MutexLock tx(s.tx.mutex);
+  MutexLock rx(s.rx.mutex);
+  // Whoever gets it is one holder more, of whose end nobody hears. (At exec one too many.)
+  if (s.holders != nullptr) s.holders->fetch_add(1, std::memory_order_acq_rel);
   for_each_around(g_own, s.kin,
                   [](Cell& c) { c.held.fetch_or(kGivenAway, std::memory_order_relaxed); });
 }

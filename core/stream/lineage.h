@@ -14,7 +14,7 @@
 //
 // What a hang-up does not tell is whether a program that was exec'ed, or that got a descriptor over
 // a Unix socket, has a copy. Who gives one away so says it first (give_away()), and that stream
-// keeps its count for ever: slow, never wrong. The same for the epoll instance that two processes
+// counts one more for ever: slow, never wrong. The same for the epoll instance that two processes
 // share after a fork: its streams are *lent* (Stream::lent) until the lineage is over.
 //
 // Memory: one shared mapping (the counts) and one private one a lineage; no malloc, a child of

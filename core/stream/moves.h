@@ -111,6 +111,9 @@ void make_close_reset(int fd) noexcept;
 /// RST to the peer, and nothing to read or send any more.
 void abort_connection(int fd) noexcept;
 
+/// Why a stream that a new program has stays on TCP.
+inline constexpr Reason kSpawned = "a child process was spawned";
+
 // --- stream_options.cc ---
 /// From now on s stays on TCP. Under both locks, as attach() looks at it: what this finds is final.
 /// True: there is a channel, to be set down.

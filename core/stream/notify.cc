@@ -10,6 +10,7 @@ void wake_waiters(Stream& s) noexcept {
     channel = s.channel;
   }
   if (channel) channel->wake_local();
+  channel = nullptr;  // it may be the last one, and watchers take their time
   MutexLock lock(s.watch_mutex);
   for (Watcher& w : s.watchers) w.on_maybe_ready(s);
 }
@@ -61,7 +62,7 @@ void unlink_items(Stream& s) noexcept {
   for (auto it = s.watchers.begin(); it != s.watchers.end();) {
     Watcher& w = *it++;
     if (!w.survives_fork()) continue;
-    s.watchers.erase(s.watchers.iterator_to(w));
+    unlink_watcher_locked(s, w);
     w.on_closed(s);
   }
 }

@@ -258,7 +258,6 @@ void after_fork_child() noexcept {
 void after_daemon() noexcept { parent_is_gone(); }
 
 void before_spawn(bool (*copied)(int fd)) noexcept {
-  constexpr Reason kReason = "a child process was spawned";
   // FD_CLOEXEC on each of its numbers: the new program does not get it, and until then the child
   // is between two lines of libc's. What a child of vfork does before it execs meets our entries
   // (leave_to_child()).
@@ -268,20 +267,27 @@ void before_spawn(bool (*copied)(int fd)) noexcept {
   give_away_kept(kept);
   const Patience patience = Patience::at_most(kHandOverNs);
   for_each_descriptor([&](Stream& s, int fd) {
-    if (kept(fd) && pin(s, kReason)) set_down(s, kReason);
+    if (kept(fd) && pin(s, kSpawned)) set_down(s, kSpawned);
   });
   for_each_descriptor([&](Stream& s, int) {
-    if (s.pinned.load(std::memory_order_relaxed)) (void)set_down_and_wait(s, kReason, patience);
+    if (s.pinned.load(std::memory_order_relaxed)) (void)set_down_and_wait(s, kSpawned, patience);
   });
 }
 
 void leave_to_child(int fd) noexcept {
   Stream* s = FdTable::stream(fd);
   if (s == nullptr) return;
-  constexpr Reason kReason = "a child process was spawned";
   give_away(*s);
-  (void)pin(*s, kReason);
-  (void)set_down_and_wait(*s, kReason);
+  if (!pin(*s, kSpawned)) return;
+  // By the keeper: what this child has closed, or put at the stream's number, is in its own table.
+  // release pairs with the keeper's exchange.
+  s->set_down_due.store(true, std::memory_order_release);
+  Keeper::leave_to_keeper();
+  const Deadline deadline = Deadline::after_ns(kHandOverNs);
+  while (s->has_channel.load(std::memory_order_acquire) && !deadline.passed()) {
+    timespec nap{0, 100'000};
+    (void)os::ppoll(nullptr, 0, &nap, nullptr, 0);
+  }
 }
 
 /// The new program would write in the middle of our replay: better that it hears of a reset.

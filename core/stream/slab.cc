@@ -65,7 +65,7 @@ void reset(Stream& s, int fd, bool nonblocking) noexcept {
   for (auto* flag : {&s.rx.want_ready, &s.rx.await_replay, &s.closed, &s.has_channel, &s.tx_wanted,
                      &s.lift_asked, &s.pinned, &s.strict_failed, &s.tcp_event, &s.peer_gone,
                      &s.tx_nospace, &s.adopted, &s.rx.fin_seen,
-                     &s.detach_due}) {
+                     &s.detach_due, &s.set_down_due}) {
     flag->store(false, std::memory_order_relaxed);
   }
   s.fd.store(fd, std::memory_order_relaxed);

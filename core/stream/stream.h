@@ -167,7 +167,9 @@ class Stream : public boost::intrusive::list_base_hook<
   std::atomic<Stream*> next_asked{nullptr};
   std::atomic<bool> in_queue{false};  // it is in there, or about to be
 
-  std::atomic<bool> detach_due{false};  // a child of vfork found the channel done: not its to close
+  // A child of vfork asks the keeper, because the descriptors of both are its own no more.
+  std::atomic<bool> detach_due{false};    // it found the channel done: not its to close
+  std::atomic<bool> set_down_due{false};  // it is about to keep the stream
 
   // --- events ---
   std::atomic<bool> tcp_event{false};  // the kernel's stream has something to say: FIN, RST, bytes

@@ -261,7 +261,9 @@ void maybe_detach(Stream& s) noexcept {
     if (!s.channel || !s.tx.ring_done || !s.rx.ring_done) return;
     // poll has to say POLLERR until the program has heard of it, and the kernel, which we took it
     // from, does not any more. Such a connection is over; the channel goes with its close.
-    if (s.error.load(std::memory_order_acquire) != 0 && !s.closed.load(std::memory_order_relaxed)) {
+    // The same for completions of MSG_ZEROCOPY, which are ours alone to tell.
+    if ((s.error.load(std::memory_order_acquire) != 0 || s.zero_copies.pending()) &&
+        !s.closed.load(std::memory_order_relaxed)) {
       return;
     }
     if (s.rx.await_replay.load(std::memory_order_relaxed)) {

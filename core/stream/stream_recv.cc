@@ -237,14 +237,24 @@ long recv_by_hand(Stream& s, const iovec* iov, size_t n, size_t total, size_t do
   HandlerWatch since;
   for (;;) {
     if (done == 0 && deadline.is_never()) since.begin_again();
+    if (done == 0 && s.error.load(std::memory_order_relaxed) != 0) {
+      if (const int e = error_before_bytes(s); e != 0) return -e;
+    }
     long r = recv_now(s, iov, n, done, total - done, flags);
     if (r == -EAGAIN && blocking) {
       r = sleep_in_kernel(s.fd.load(std::memory_order_relaxed), POLLIN | POLLRDHUP, deadline, since,
                           done != 0);
       if (r == 0) continue;
     }
-    if (r <= 0)
-      return done != 0 ? static_cast<long>(done) : judge_kernel_end(s, r, blocking, deadline);
+    if (r <= 0) {
+      if (done != 0) return static_cast<long>(done);
+      r = judge_kernel_end(s, r, blocking, deadline);
+      if (r == 0) {  // failed while the call waited
+        if (const int e = take_error(s); __builtin_expect(e != 0, 0)) return -e;
+      }
+      note_told(s, r);
+      return r;
+    }
     (void)count_received(s, r, flags);
     done += static_cast<size_t>(r);
     if ((flags & MSG_PEEK) != 0 || done >= enough(s, total, flags)) return static_cast<long>(done);

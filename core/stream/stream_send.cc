@@ -94,8 +94,10 @@ bool takes_whole_locked(Stream& s, size_t total) noexcept RSOCK_REQUIRES(s.tx.mu
 /// buffer that was full for one message is full for smaller ones, until the peer has read.
 size_t room_to_begin_locked(Stream& s, size_t total, bool blocking) noexcept
     RSOCK_REQUIRES(s.tx.mutex) {
+  // Never more than a third: that is what POLLOUT, a waker and the peer's credits promise.
+  const size_t third = std::max<size_t>(tx_bound_locked(s) / 3, 1);
   const bool waits = blocking && s.tx_nospace.load(std::memory_order_relaxed);
-  return std::max(waits ? std::min(total, tx_bound_locked(s) / 3) : 1, s.tx.full_at + 1);
+  return std::max(waits ? std::min(total, third) : 1, std::min(s.tx.full_at + 1, third));
 }
 
 /// A send without blocking begins only with room for what it needs.
@@ -222,6 +224,9 @@ long send_by_hand(Stream& s, const iovec* iov, size_t n, size_t total, size_t do
   HandlerWatch since;
   while (done < total) {
     if (done == 0 && deadline.is_never()) since.begin_again();
+    if (done == 0) {
+      if (const int e = take_error(s); __builtin_expect(e != 0, 0)) return -e;
+    }
     long r = send_now(s, iov, n, done, total - done, flags);
     if (r == -EAGAIN && blocking) {
       r = sleep_in_kernel(s.fd.load(std::memory_order_relaxed), POLLOUT, deadline, since,

@@ -188,6 +188,7 @@ long recv_error_queue(Stream& s, int fd, msghdr* msg, int flags, KernelCall kern
     msg->msg_flags = flags & MSG_CMSG_CLOEXEC;
     describe(fd, range, msg);
   }
+  if (!s.zero_copies.pending()) maybe_detach(s);  // which has waited for that
   return 0;
 }
 

@@ -270,7 +270,7 @@ TEST_F(Descriptors, AChildOfVforkThatKeepsAStreamSaysSo) {
   }
   wait_for(pid);
   const std::string kept = "leave_to_child " + std::to_string(ours_);
-  EXPECT_THAT(calls(), testing::AllOf(testing::Contains(kept).Times(5),
+  EXPECT_THAT(calls(), testing::AllOf(testing::Contains(kept).Times(7),
                                       testing::Contains("before_spawn")));
 }
 

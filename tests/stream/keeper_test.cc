@@ -196,7 +196,7 @@ TEST_F(Keeper, ARefusalThatPassesIsForgottenAfterAWhile) {
   };
   ASSERT_TRUE(eventually(refused));
   g_meddler = nullptr;
-  EXPECT_TRUE(ping_until_lifted(c)) << "the same stream";
+  EXPECT_TRUE(ping_until_lifted(c)) << "the same stream: " << reason_of(c.left) << " / " << reason_of(c.right) << " asked " << FdTable::stream(c.left)->lift_asked << FdTable::stream(c.right)->lift_asked << " queue " << FdTable::stream(c.left)->in_queue << FdTable::stream(c.right)->in_queue << " chan " << has_channel(c.left) << has_channel(c.right) << " lent " << FdTable::stream(c.left)->lent << " holders " << FdTable::stream(c.left)->holders;
 }
 
 TEST_F(Keeper, ARefusalForGoodIsNotTriedAgain) {
