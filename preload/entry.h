@@ -81,10 +81,10 @@ template <bool kPoint, typename Work>
     owed = attend_before(kPoint);
   auto result = work();
   while (owed != 0 || c.act) [[unlikely]] {
-    if (!attend_after(owed, kPoint) || result != -1 || errno != ECANCELED) break;
-    owed = anything_to_attend() ? attend_before(kPoint) : 0;
-    result = work();
-  }
+      if (!attend_after(owed, kPoint) || result != -1 || errno != ECANCELED) break;
+      owed = anything_to_attend() ? attend_before(kPoint) : 0;
+      result = work();
+    }
   return result;
 }
 

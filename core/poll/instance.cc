@@ -27,14 +27,15 @@ void Instance::unlink_locked(Item& item) noexcept {
   if (std::exchange(item.linked_drowsy, false)) drowsy.erase(drowsy.iterator_to(item));
 }
 
-/// Most of what a thread arms when it goes to sleep would ring for one that is awake: the first ring
-/// woke it, and each of the others costs its sender a system call.
+/// Most of what a thread arms when it goes to sleep would ring for one that is awake: the first
+/// ring woke it, and each of the others costs its sender a system call.
 void Instance::rouse_locked() noexcept {
   while (!drowsy.empty()) {
     Item& item = drowsy.front();
     unlink_locked(item);
     if (++item.misses >= kMostMisses || sleepers.load(std::memory_order_seq_cst) > 0) continue;
-    // model/sleep.pml, DISARM. The bit is one for all of this process that sleep on this stream's doorbell.
+    // model/sleep.pml, DISARM. The bit is one for all of this process that sleep on this stream's
+    // doorbell.
     stream::Stream& s = *item.stream;
     if (s.watching.load(std::memory_order_seq_cst) != 1) continue;
     if (robbed_count_ == kMaxRobbed) continue;  // there has to be a place for who comes in between

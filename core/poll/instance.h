@@ -19,13 +19,13 @@
 //  1. An item in `ready` is to be looked at by the next wait. A managed, enabled item that is not
 //  in `ready` is
 //     armed: the next byte, room or local change rings for it.
-//  2. A level-triggered item leaves `ready` only by a look that finds nothing after arming. One that
-//  had news lately stays for some fruitless looks, not armed (*warm*): a busy thread finds the next
-//  bytes itself, and their sender makes no system call to tell it. Whoever goes to sleep arms all;
-//  those then lie in `drowsy`, and whoever wakes takes the arming back.
+//  2. A level-triggered item leaves `ready` only by a look that finds nothing after arming. One
+//  that had news lately stays for some fruitless looks, not armed (*warm*): a busy thread finds the
+//  next bytes itself, and their sender makes no system call to tell it. Whoever goes to sleep arms
+//  all; those then lie in `drowsy`, and whoever wakes takes the arming back.
 //  3. A managed item that the program deleted may stay, *parked*: disabled, and absent to the
-//  program, until it is added again (some programs do both around each wait, and each would cost the
-//  kernel five calls), waits elsewhere, or loses its channel.
+//  program, until it is added again (some programs do both around each wait, and each would cost
+//  the kernel five calls), waits elsewhere, or loses its channel.
 //  4. An edge-triggered item is reported when something is new since its last report: more bytes
 //  published
 //     than then, room after a sender was told to wait, or a local change.
@@ -78,7 +78,7 @@ class Item final : public stream::Watcher, public ReadyListHook, public ItemList
   uint32_t kernel_said = 0;  // EPOLLET: the TCP descriptor's edges since then
   bool linked_ready = false;   // in `ready` or, if
   bool linked_drowsy = false;  // ... not, in `drowsy`
-  uint8_t misses = 0;  // looks that found nothing since the last report
+  uint8_t misses = 0;          // looks that found nothing since the last report
   int doorbell = -1;
   // Who hears of the doorbell's rings: this item, another one of the same stream, or nobody.
   bool owns_doorbell = false;

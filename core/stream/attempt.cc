@@ -13,8 +13,8 @@
 #include "core/base/config.h"
 #include "core/os/os.h"
 #include "core/stream/holders.h"
-#include "core/stream/lineage.h"
 #include "core/stream/keeper_loop.h"
+#include "core/stream/lineage.h"
 
 namespace rsock::stream {
 namespace {

@@ -103,8 +103,7 @@ void unshare_watchers(Stream& s, bool locked) noexcept RSOCK_NO_TSA {
 
 void fill_one(Stream& s, void*) noexcept RSOCK_NO_TSA {
   // Whoever is born now is in all the lineages that this process is in.
-  for_each_around(g_own, s.kin,
-                  [](Cell& c) { c.held.fetch_add(1, std::memory_order_relaxed); });
+  for_each_around(g_own, s.kin, [](Cell& c) { c.held.fetch_add(1, std::memory_order_relaxed); });
   const bool lent = share_watchers(s);
   Lineage* l = g_pending;
   if (l == nullptr || l->used == l->room || s.holders == nullptr) {
@@ -121,15 +120,13 @@ void fill_one(Stream& s, void*) noexcept RSOCK_NO_TSA {
 }
 
 void unfill_one(Stream& s, void*) noexcept RSOCK_NO_TSA {
-  for_each_around(g_own, s.kin,
-                  [](Cell& c) { c.held.fetch_sub(1, std::memory_order_relaxed); });
+  for_each_around(g_own, s.kin, [](Cell& c) { c.held.fetch_sub(1, std::memory_order_relaxed); });
 }
 
 /// Nobody of the lineage is left, so nobody else changes its counts.
 void take_off(Lineage& l) noexcept {
   if (std::exchange(l.taken, true)) return;
-  const bool instance_gone =
-      l.shared->instance_given_away.load(std::memory_order_relaxed) == 0;
+  const bool instance_gone = l.shared->instance_given_away.load(std::memory_order_relaxed) == 0;
   for (uint32_t i = 0; i < l.used; ++i) {
     Cell& cell = l.shared->cells[i];
     // acquire pairs with the release of whoever counted down last: its use of the stream is over.

@@ -64,8 +64,7 @@ void reset(Stream& s, int fd, bool nonblocking) noexcept {
   s.tx.replay_next = s.tx.off_tcp = s.rx.off_tcp = s.rx.kicked_ns = 0;
   for (auto* flag : {&s.rx.want_ready, &s.rx.await_replay, &s.closed, &s.has_channel, &s.tx_wanted,
                      &s.lift_asked, &s.pinned, &s.strict_failed, &s.tcp_event, &s.peer_gone,
-                     &s.tx_nospace, &s.adopted, &s.rx.fin_seen,
-                     &s.detach_due, &s.set_down_due}) {
+                     &s.tx_nospace, &s.adopted, &s.rx.fin_seen, &s.detach_due, &s.set_down_due}) {
     flag->store(false, std::memory_order_relaxed);
   }
   s.fd.store(fd, std::memory_order_relaxed);

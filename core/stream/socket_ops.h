@@ -142,8 +142,8 @@ void pin_passed_descriptors(const msghdr* msg) noexcept;
 // --- processes
 // ------------------------------------------------------------------------------------
 /// Whether the caller's is the process that this memory belongs to, and not a child of vfork, which
-/// has descriptors of its own: there nothing of ours may be closed, and no thread started. Set once,
-/// before threads; without it: true.
+/// has descriptors of its own: there nothing of ours may be closed, and no thread started. Set
+/// once, before threads; without it: true.
 void set_own_process(bool (*own)() noexcept) noexcept;
 bool in_own_process() noexcept;
 
@@ -176,7 +176,8 @@ void after_unshare() noexcept;
 /// The first thread ends alone (pthread_exit): the process ends with the last other one, and the
 /// keeper is none.
 void first_thread_ends() noexcept;
-/// Behind before_exit(), where the last thread of the program ends by itself: the keeper ends first.
+/// Behind before_exit(), where the last thread of the program ends by itself: the keeper ends
+/// first.
 void before_thread_exit() noexcept;
 /// Before the process ends (exit, _exit, quick_exit, _Exit): flushes what a replay still owes and
 /// writes the summary. Idempotent; may run in any thread, also while others run.

@@ -124,8 +124,9 @@ class Stream : public boost::intrusive::list_base_hook<
   std::atomic<uint32_t>* holders =
       nullptr;  // processes that hold it, in memory they share; null: only us
   void* holders_block = nullptr;
-  // lineage.h. Under both locks (`lent` changes in a fork and in the keeper only): where this process, a forked one, counts it (place + 1; 0:
-  // nowhere), and how many lineages share an epoll instance that has it.
+  // lineage.h. Under both locks (`lent` changes in a fork and in the keeper only): where this
+  // process, a forked one, counts it (place + 1; 0: nowhere), and how many lineages share an epoll
+  // instance that has it.
   uint32_t kin = 0;
   uint32_t lent = 0;
 
@@ -179,7 +180,7 @@ class Stream : public boost::intrusive::list_base_hook<
   Mutex watch_mutex;
   boost::intrusive::list<Watcher, boost::intrusive::constant_time_size<false>> watchers;
   std::atomic<int> watching{0};  // how many there are, for a look without the mutex
-  ZeroCopies zero_copies;  // under watch_mutex
+  ZeroCopies zero_copies;        // under watch_mutex
 
   // --- counters: bytes by PathKind, relaxed ---
   std::atomic<uint64_t> sent[kPaths] = {};

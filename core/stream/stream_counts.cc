@@ -24,8 +24,8 @@ void add_to(void* info, size_t len, size_t offset, uint64_t more) noexcept {
 }
 
 /// Of what was sent on the channel, what no acknowledgement would have come for yet. Over a queue
-/// pair that is known. In shared memory both kernels' buffers are one, and the peer's would hold the
-/// beginning of it, acknowledged.
+/// pair that is known. In shared memory both kernels' buffers are one, and the peer's would hold
+/// the beginning of it, acknowledged.
 uint64_t unacknowledged_locked(Stream& s) noexcept RSOCK_REQUIRES(s.tx.mutex) {
   if (s.tx.state == TxState::kReplay) return s.channel->tx_tail() - s.tx.replay_next;
   if (s.tx.state != TxState::kRing) return 0;

@@ -69,8 +69,7 @@ bool tcp_is_over(int fd) noexcept { return os::poll_now(fd, POLLRDHUP) != 0; }
 /// MSG_PEEK found `have` bytes of the `want` with which it is content: waits for more. False: this
 /// is all there will be.
 bool wait_for_more_locked(Stream& s, Stay& stay, const iovec* iov, size_t n, size_t have,
-                          size_t total,
-                          size_t want, int flags, Deadline deadline,
+                          size_t total, size_t want, int flags, Deadline deadline,
                           const HandlerWatch& since) noexcept RSOCK_REQUIRES(s.rx.mutex) {
   if (s.rx.state == RxState::kKernel || have >= want) return false;
   if (s.rx.state == RxState::kRing && have >= s.channel->capacity()) return false;
@@ -122,8 +121,8 @@ long recv_managed(Stream& s, Stay& stay, const iovec* iov, size_t n, size_t tota
     if (got <= 0) return *done != 0 ? static_cast<long>(*done) : got;
     const size_t want = enough(s, total, flags);
     if ((flags & MSG_PEEK) != 0 && static_cast<size_t>(got) < want && blocking &&
-        wait_for_more_locked(s, stay, iov, n, static_cast<size_t>(got), total, want, flags, deadline,
-                             since)) {
+        wait_for_more_locked(s, stay, iov, n, static_cast<size_t>(got), total, want, flags,
+                             deadline, since)) {
       continue;
     }
     *done += static_cast<size_t>(got);

@@ -273,8 +273,8 @@ size_t send_short(Stream& s, const void* from, size_t n, int flags) noexcept {
   size_t took = 0;
   // What send_managed() asks before it writes.
   if (s.tx.state == TxState::kRing && !s.tx.shut && !s.tx.fin_owed && !s.tx.lied &&
-      s.send_bound.load(std::memory_order_relaxed) >= s.channel->capacity() &&
-      s.tx.full_at == 0 && !s.closed.load(std::memory_order_relaxed) && !s.channel->tx_maybe_turned() &&
+      s.send_bound.load(std::memory_order_relaxed) >= s.channel->capacity() && s.tx.full_at == 0 &&
+      !s.closed.load(std::memory_order_relaxed) && !s.channel->tx_maybe_turned() &&
       !s.peer_gone.load(std::memory_order_acquire)) {
     took = s.channel->tx_put(from, n);
     if (took != 0) count_ring_locked(s, took);

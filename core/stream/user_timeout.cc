@@ -1,5 +1,5 @@
-// TCP_USER_TIMEOUT while lifted: a peer that takes nothing from a full ring for so long has lost the
-// connection, as one whose window stays closed (tcp_probe_timer() in net/ipv4/tcp_timer.c).
+// TCP_USER_TIMEOUT while lifted: a peer that takes nothing from a full ring for so long has lost
+// the connection, as one whose window stays closed (tcp_probe_timer() in net/ipv4/tcp_timer.c).
 
 #include "core/base/clock.h"
 #include "core/stream/keeper_loop.h"

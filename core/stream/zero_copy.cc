@@ -1,5 +1,5 @@
-// MSG_ZEROCOPY: while a channel carries the stream each send is complete at once, copied, which is an
-// answer that the kernel gives, too (SO_EE_CODE_ZEROCOPY_COPIED; over loopback always).
+// MSG_ZEROCOPY: while a channel carries the stream each send is complete at once, copied, which is
+// an answer that the kernel gives, too (SO_EE_CODE_ZEROCOPY_COPIED; over loopback always).
 
 #include "core/stream/zero_copy.h"
 

@@ -270,8 +270,8 @@ TEST_F(Descriptors, AChildOfVforkThatKeepsAStreamSaysSo) {
   }
   wait_for(pid);
   const std::string kept = "leave_to_child " + std::to_string(ours_);
-  EXPECT_THAT(calls(), testing::AllOf(testing::Contains(kept).Times(7),
-                                      testing::Contains("before_spawn")));
+  EXPECT_THAT(calls(),
+              testing::AllOf(testing::Contains(kept).Times(7), testing::Contains("before_spawn")));
 }
 
 TEST_F(Descriptors, ExeclPassesItsArgumentsAndItsEnvironment) {
