@@ -234,7 +234,7 @@ def pgbench(clients, seconds):
 IDLER = """
 import socket, sys, time
 streams = [socket.create_connection(("127.0.0.1", int(sys.argv[1]))) for _ in range(50)]
-for _ in range(60):
+for _ in range(300):
     for stream in streams:
         stream.sendall(b"PING\\r\\n")
         assert stream.recv(100) == b"+PONG\\r\\n"
