@@ -155,6 +155,54 @@ TEST_P(EpollStreams, ASleeperInPollIsRungForAlthoughAnInstanceIsAwake) {
   sleeper.join();
 }
 
+/// The usual reactor with workers: one thread waits, another modifies. Nobody was refused, so only
+/// the MOD asks for the edge.
+TEST_P(EpollStreams, RoomAfterAModIsAnEdgeForTheThreadThatSleeps) {
+  Epoll epoll;
+  Connection c = Connection::make();
+  ASSERT_EQ(epoll.control(EPOLL_CTL_ADD, c.left, EPOLLIN | EPOLLET), 0);
+  ASSERT_TRUE(ping_until_lifted(c));
+  epoll_event events[4];
+  (void)epoll.wait(events, 4, 0);
+  uint32_t heard = 0;
+  std::thread sleeper([&] { heard = epoll.wait_for(c.left, 10'000); });
+  EXPECT_TRUE(eventually([&] { return epoll.instance().sleepers.load() == 1; }));
+  nap_us(5'000);
+  // Of 64 KiB: less than a third stays free.
+  const std::string much(50'000, 'x');
+  ASSERT_EQ(do_send(c.left, much.data(), much.size()), static_cast<long>(much.size()));
+  ASSERT_EQ(epoll.control(EPOLL_CTL_MOD, c.left, EPOLLOUT | EPOLLET), 0);
+  nap_us(5'000);
+  std::string in(much.size(), '\0');
+  ASSERT_EQ(do_recv(c.right, in.data(), in.size(), MSG_WAITALL), static_cast<long>(in.size()));
+  sleeper.join();
+  EXPECT_EQ(heard & EPOLLOUT, static_cast<uint32_t>(EPOLLOUT));
+}
+
+/// What is kept under a number goes with the number: the next file there is another one.
+TEST_P(EpollStreams, AParkedEntryDoesNotOutliveItsNumber) {
+  Epoll epoll;
+  Connection c = Connection::make();
+  ASSERT_TRUE(ping_until_lifted(c));
+  const int name = ::dup(c.right);
+  stream::on_dup(c.right, name);
+  ASSERT_EQ(epoll.control(EPOLL_CTL_ADD, name, EPOLLIN), 0);
+  ASSERT_EQ(epoll.control(EPOLL_CTL_DEL, name, 0u), 0);
+  close_fd(name);
+  int ends[2];
+  ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
+  if (ends[0] != name) {
+    ASSERT_EQ(::dup3(ends[0], name, O_CLOEXEC), name);
+    ::close(ends[0]);
+  }
+  ASSERT_EQ(epoll.control(EPOLL_CTL_ADD, name, EPOLLIN), 0);
+  ASSERT_TRUE(stream::set_down_and_wait(*FdTable::stream(c.right), "test"));
+  ASSERT_EQ(::write(ends[1], "x", 1), 1);
+  EXPECT_EQ(epoll.wait_for(name, 5'000), static_cast<uint32_t>(EPOLLIN));
+  ::close(name);
+  ::close(ends[1]);
+}
+
 /// Added and deleted around each wait, as some programs do.
 TEST_P(EpollStreams, AStreamThatIsDeletedAndAddedAgainIsTheSameToTheProgram) {
   Epoll epoll;

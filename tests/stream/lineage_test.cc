@@ -144,6 +144,38 @@ TEST_F(Lineages, AChildThatPassesItsCopyOnKeepsItOnTcp) {
   EXPECT_TRUE(sole_holder(*FdTable::stream(c_.right))) << "that one is the child's no more";
 }
 
+TEST_F(Lineages, AChildThatPassesItsCopyOnAndClosesIt) {
+  const pid_t child = fork_with_hooks();
+  if (child == 0) {
+    give_away(left());
+    close_fd(c_.left);
+    close_fd(c_.right);
+    die();
+  }
+  wait_for(child);
+  EXPECT_TRUE(eventually([] { return watched_lineages() == 0; }));
+  expect_on_tcp();
+}
+
+TEST_F(Lineages, TheOneInTheMiddleClosesFirst) {
+  const pid_t child = fork_with_hooks();
+  if (child == 0) {
+    const pid_t grandchild = fork_with_hooks();
+    if (grandchild == 0) await(), die();
+    close_fd(c_.left);
+    close_fd(c_.right);
+    wait_for(grandchild);
+    look_at_lineages();
+    die();
+  }
+  nap_us(20'000);
+  expect_on_tcp();
+  go();
+  wait_for(child);
+  EXPECT_TRUE(lifted_again());
+  EXPECT_EQ(left().holders->load(), 1u);
+}
+
 TEST_F(Lineages, TheChildrenOfTheChildBelongToIt) {
   const pid_t child = fork_with_hooks();
   if (child == 0) {
