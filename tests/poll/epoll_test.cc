@@ -164,8 +164,8 @@ TEST_P(EpollStreams, RoomAfterAModIsAnEdgeForTheThreadThatSleeps) {
   ASSERT_TRUE(ping_until_lifted(c));
   epoll_event events[4];
   (void)epoll.wait(events, 4, 0);
-  uint32_t heard = 0;
-  std::thread sleeper([&] { heard = epoll.wait_for(c.left, 10'000); });
+  std::atomic<uint32_t> heard{0};
+  std::thread sleeper([&] { heard = epoll.wait_for(c.left, 20'000); });
   EXPECT_TRUE(eventually([&] { return epoll.instance().sleepers.load() == 1; }));
   nap_us(5'000);
   // Of 64 KiB: less than a third stays free.
@@ -175,6 +175,7 @@ TEST_P(EpollStreams, RoomAfterAModIsAnEdgeForTheThreadThatSleeps) {
   nap_us(5'000);
   std::string in(much.size(), '\0');
   ASSERT_EQ(do_recv(c.right, in.data(), in.size(), MSG_WAITALL), static_cast<long>(in.size()));
+  EXPECT_TRUE(eventually([&] { return heard.load() != 0; }, 6'000)) << "slept on";
   sleeper.join();
   EXPECT_EQ(heard & EPOLLOUT, static_cast<uint32_t>(EPOLLOUT));
 }
