@@ -21,6 +21,7 @@ struct Halves {
   bool ask_kernel_in = false;   // the kernel's IN, RDHUP count
   bool ask_kernel_out = false;  // the kernel's OUT counts
   bool died_silently = false;   // no word in the channel about an end that TCP may tell of
+  bool rx_shut = false;         // by the program: SHUT_RD
   bool end_unknown = false;     // TCP's end may be none: the word that explains it is on its way
 };
 
@@ -45,6 +46,7 @@ bool reaches_over_the_switch_locked(Stream& s, size_t low_water) noexcept
 
 void look_at_rx(Stream& s, Halves* h) noexcept {
   MutexLock lock(s.rx.mutex);
+  h->rx_shut = s.rx.shut;
   const size_t low_water = s.low_water.load(std::memory_order_relaxed);
   if (s.rx.state == RxState::kTcp) {
     const auto start = s.channel->rx_start();
@@ -123,6 +125,11 @@ short ready_events(Stream& s, int fd, short interest) noexcept {
   short events = h.events;
   if (s.error.load(std::memory_order_relaxed) != 0) events |= POLLERR | kIn | kOut;
   if (s.zero_copies.pending()) events |= POLLERR;
+  if (h.rx_shut) {
+    // Over a queue pair our FIN waits for an answer, and with it the kernel's word on both.
+    MutexLock lock(s.tx.mutex);
+    if (s.tx.shut) events |= POLLHUP | POLLRDHUP;
+  }
   const bool tcp_spoke = s.tcp_event.load(std::memory_order_acquire);
   if (h.ask_kernel_in || h.ask_kernel_out || tcp_spoke) {
     short k = os::poll_now(fd, static_cast<short>(interest | POLLRDHUP));
