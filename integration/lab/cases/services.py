@@ -33,7 +33,7 @@ NOT_SEEN = "not seen to its end between emulated hosts yet"
 NOT_YET = {
     "redis": {"large_values": LIFT_TOO_LATE, "bgsave": LIFT_TOO_LATE, "replication": LIFT_TOO_LATE},
     "nginx": {"proxy": NOT_SEEN, "reload": NOT_SEEN},
-    "python": {"asyncio": NOT_SEEN, "managers": NOT_SEEN, "sendfile": NOT_SEEN},
+    "python": {"http_server": LIFT_TOO_LATE, "asyncio": NOT_SEEN, "managers": NOT_SEEN, "sendfile": NOT_SEEN},
     "socat": {"exec": NOT_SEEN, "curl": LIFT_TOO_LATE},
     "postgres": {"copy": NOT_SEEN},
 }
