@@ -35,7 +35,8 @@ NOT_YET = {
     "nginx": {"proxy": NOT_SEEN, "reload": NOT_SEEN},
     "python": {"http_server": LIFT_TOO_LATE, "asyncio": NOT_SEEN, "managers": NOT_SEEN, "sendfile": NOT_SEEN},
     "socat": {"exec": NOT_SEEN, "curl": LIFT_TOO_LATE},
-    "postgres": {"copy": NOT_SEEN},
+    "postgres": {"pgbench": "passed once; on the last state it had not ended after three minutes, and nobody has looked why",
+                 "copy": NOT_SEEN},
 }
 
 
@@ -67,7 +68,7 @@ def serve(t, service, case):
     driver = t.start(t.client, f"{sys.executable} -B {SERVICES / (service + '_service')} --mode rdma "
                      f"--lib '{t.options.library if t.rdma else ''}' --there {t.server.address}:{t.port} {case}",
                      shim=False, env=env)
-    status = t.finish(driver, 900)
+    status = t.finish(driver, 300)
     if status == 77:
         raise trial.Unsupported(driver.out.strip())
     t.expect(f"{service} {case} is as over TCP", status == 0, driver.out[-8000:] + driver.err[-2000:])
