@@ -11,7 +11,8 @@
 //
 // Invariants:
 //  1. `attention` is 0 where a call has nothing to see to: one load and one branch for each call.
-//  2. kRequested is set before the thread is cancelled, and stays: a cancellation comes once.
+//  2. kRequested is set before the thread is cancelled, and stays until the thread finds that
+//  nothing is due any more (its own clean-up handlers call us).
 //  3. While `sleep` is kHeld or kLeft the thread does not leave its sleep, so `wake`, `arg` and the
 //  record itself live.
 //  4. kAsleep is stored before `attention` is looked at, kRequested before `sleep` is (both

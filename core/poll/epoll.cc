@@ -245,14 +245,11 @@ void unlink_from(Stream& s, void* arg) noexcept {
   Instance& in = *static_cast<Instance*>(arg);
   MutexLock watch(s.watch_mutex);
   MutexLock lock(in.mutex);
-  for (auto it = s.watchers.begin(); it != s.watchers.end();) {
-    stream::Watcher& w = *it++;
-    if (!w.survives_fork()) continue;
-    auto& item = static_cast<Item&>(w);
-    if (item.instance != &in) continue;
-    stream::unlink_watcher_locked(s, w);
+  for_each_item_locked(s, [&](Item& item) RSOCK_NO_TSA {
+    if (item.instance != &in) return;
+    stream::unlink_watcher_locked(s, item);
     in.forget_locked(item, false);
-  }
+  });
 }
 
 void on_last_close(void* instance, int fd) noexcept {

@@ -21,13 +21,12 @@ constexpr const char* kNested = "in a nested epoll instance";
 constexpr const char* kForeign = "in an epoll instance that came from elsewhere";
 
 /// The item of (instance, fd) among the stream's watchers. Watch lock held.
-Item* find_item_locked(Stream& s, Instance& in, int fd) noexcept {
-  for (stream::Watcher& w : s.watchers) {
-    if (!w.survives_fork()) continue;
-    auto& item = static_cast<Item&>(w);
-    if (item.instance == &in && item.fd == fd) return &item;
-  }
-  return nullptr;
+Item* find_item_locked(Stream& s, Instance& in, int fd) noexcept RSOCK_REQUIRES(s.watch_mutex) {
+  Item* found = nullptr;
+  for_each_item_locked(s, [&](Item& item) {
+    if (item.instance == &in && item.fd == fd) found = &item;
+  });
+  return found;
 }
 
 /// Closed meanwhile: the watchers of the stream have been told, a new one would be linked to
@@ -204,42 +203,21 @@ struct Members {
 void collect_members(Stream& s, void* arg) noexcept {
   auto& members = *static_cast<Members*>(arg);
   MutexLock watch(s.watch_mutex);
-  for (stream::Watcher& w : s.watchers) {
-    if (w.survives_fork() && static_cast<Item&>(w).instance == members.instance &&
-        !static_cast<Item&>(w).parked) {
-      members.fds.push_back(static_cast<Item&>(w).fd);
-    }
-  }
+  for_each_item_locked(s, [&members](const Item& item) {
+    if (item.instance == members.instance && !item.parked) members.fds.push_back(item.fd);
+  });
 }
 
+/// In an epoll instance under that number, as the program sees it.
 bool is_watched_as(Stream& s, int fd) noexcept {
   MutexLock watch(s.watch_mutex);
-  for (stream::Watcher& w : s.watchers) {
-    if (!w.survives_fork() || static_cast<Item&>(w).fd != fd) continue;
-    auto& item = static_cast<Item&>(w);
+  bool found = false;
+  for_each_item_locked(s, [&](Item& item) {
+    if (item.fd != fd) return;
     MutexLock lock(item.instance->mutex);
-    if (!item.parked) return true;
-  }
-  return false;
-}
-
-}  // namespace
-
-namespace {
-
-/// The number goes, and with it what is kept under it: later it would be another file's.
-void drop_parked(Stream& s, int fd) noexcept {
-  MutexLock watch(s.watch_mutex);
-  for (auto it = s.watchers.begin(); it != s.watchers.end();) {
-    stream::Watcher& w = *it++;
-    if (!w.survives_fork() || static_cast<Item&>(w).fd != fd) continue;
-    auto& item = static_cast<Item&>(w);
-    Instance& in = *item.instance;
-    MutexLock lock(in.mutex);
-    if (!item.parked) continue;
-    stream::unlink_watcher_locked(s, item);
-    in.forget_locked(item, true);
-  }
+    found = found || !item.parked;
+  });
+  return found;
 }
 
 }  // namespace
@@ -256,7 +234,11 @@ void adopt_stream(Stream& s, int fd) noexcept {
 /// connection is open. We could not change it any more: it becomes the program's own, and the
 /// stream stays where it is the truth, with its unread bytes before anybody looks again.
 void leave_to_kernel(Stream& s, int fd) noexcept {
-  drop_parked(s, fd);
+  {
+    // What is kept under the number goes with it: later it would be another file's.
+    MutexLock watch(s.watch_mutex);
+    forget_parked_locked(s, [fd](const Item& item) { return item.fd == fd; });
+  }
   if (!is_watched_as(s, fd)) return;
   constexpr const char* kReason = "in epoll under a number that was closed";
   if (stream::pin(s, kReason)) {
@@ -264,15 +246,13 @@ void leave_to_kernel(Stream& s, int fd) noexcept {
         s, kReason, {Deadline::after_ns(stream::kHandOverNs), Deadline::after_ns(0)});
   }
   MutexLock watch(s.watch_mutex);
-  for (auto it = s.watchers.begin(); it != s.watchers.end();) {
-    stream::Watcher& w = *it++;
-    if (!w.survives_fork() || static_cast<Item&>(w).fd != fd) continue;
-    auto& item = static_cast<Item&>(w);
-    stream::unlink_watcher_locked(s, w);
+  for_each_item_locked(s, [&](Item& item) RSOCK_NO_TSA {
+    if (item.fd != fd) return;
+    stream::unlink_watcher_locked(s, item);
     Instance& in = *item.instance;
     MutexLock lock(in.mutex);
     in.forget_locked(item, true);
-  }
+  });
 }
 
 void Instance::become_nested() noexcept {

@@ -221,10 +221,34 @@ void adopt_stream(stream::Stream& s, int fd) noexcept;
 /// The number fd goes, the stream lives on under another one.
 void leave_to_kernel(stream::Stream& s, int fd) noexcept;
 
+/// fn(item) for each of s; it may unlink and forget that one.
+template <typename F>
+void for_each_item_locked(stream::Stream& s, F fn) noexcept RSOCK_REQUIRES(s.watch_mutex) {
+  for (auto it = s.watchers.begin(); it != s.watchers.end();) {
+    stream::Watcher& w = *it++;
+    if (w.survives_fork()) fn(static_cast<Item&>(w));
+  }
+}
+
+/// Parked items of s for which `goes(item)` holds, from every trace. No lock of an instance held.
+template <typename Goes>
+void forget_parked_locked(stream::Stream& s, Goes goes) noexcept RSOCK_REQUIRES(s.watch_mutex) {
+  for_each_item_locked(s, [&](Item& item) RSOCK_NO_TSA {
+    if (!goes(item)) return;
+    Instance& in = *item.instance;
+    MutexLock lock(in.mutex);
+    if (!item.parked) return;
+    stream::unlink_watcher_locked(s, item);
+    in.forget_locked(item, true);
+  });
+}
+
 /// A stream is about to be waited for elsewhere: items that are parked in other instances go, or
-/// its doorbell would wake their waiters. Watch lock held, none of an instance.
-void evict_parked_locked(stream::Stream& s, const Instance* except) noexcept
-    RSOCK_REQUIRES(s.watch_mutex);
+/// its doorbell would wake their waiters.
+inline void evict_parked_locked(stream::Stream& s, const Instance* except) noexcept
+    RSOCK_REQUIRES(s.watch_mutex) {
+  forget_parked_locked(s, [except](const Item& item) { return item.instance != except; });
+}
 
 // --- epoll.cc ---
 /// Hooks for the room below: set when the first instance or the first sleeper's bell comes to be.

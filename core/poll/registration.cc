@@ -72,20 +72,6 @@ bool Instance::park_locked(Item& item) noexcept {
   return true;
 }
 
-void evict_parked_locked(stream::Stream& s, const Instance* except) noexcept {
-  for (auto it = s.watchers.begin(); it != s.watchers.end();) {
-    stream::Watcher& w = *it++;
-    if (!w.survives_fork()) continue;
-    auto& item = static_cast<Item&>(w);
-    Instance& in = *item.instance;
-    if (&in == except) continue;
-    MutexLock lock(in.mutex);
-    if (!item.parked) continue;
-    stream::unlink_watcher_locked(s, item);
-    in.forget_locked(item, true);
-  }
-}
-
 /// The kernel's registration is both processes' from now on, and each changes it by the program's
 /// word only: one that closes its copy must leave it to the other, who does not know our data.
 void Item::on_shared_locked() noexcept RSOCK_NO_TSA {

@@ -139,12 +139,6 @@ bool set_down_and_wait(Stream& s, Reason reason) noexcept {
   return set_down_and_wait(s, reason, Patience::at_most(kHandOverNs)) == HandOver::kDone;
 }
 
-struct Orphans {
-  static constexpr size_t kMost = 64;
-  Stream* streams[kMost];
-  size_t count = 0;
-};
-
 /// f(stream, fd) for every descriptor of a stream with a channel, where this thread may take the
 /// locks: a signal handler may end the process in the middle of a send, and that stream is as it is.
 template <typename F>
@@ -158,14 +152,8 @@ static void for_each_lifted(F f) noexcept {
     if (Stream* s = FdTable::stream(fd); s != nullptr) visit(*s, fd);
   }
   // And those that were closed while calls are inside: they have a number of ours, and no entry.
-  Orphans orphans;
-  const auto collect = [](Stream& s, void* arg) noexcept {
-    auto* o = static_cast<Orphans*>(arg);
-    if (s.orphaned.load(std::memory_order_acquire) && o->count < Orphans::kMost) {
-      o->streams[o->count++] = &s;
-    }
-  };
-  if (live_streams() != 0) for_each_stream(collect, &orphans);
+  const SomeStreams orphans = find_streams(
+      [](const Stream& s) noexcept { return s.orphaned.load(std::memory_order_acquire); });
   for (size_t i = 0; i < orphans.count; ++i) {
     Stream& s = *orphans.streams[i];
     visit(s, s.fd.load(std::memory_order_relaxed));

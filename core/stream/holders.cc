@@ -3,6 +3,7 @@
 #include <new>
 
 #include "core/os/os.h"
+#include "core/stream/moves.h"
 
 namespace rsock::stream {
 namespace {
@@ -48,8 +49,7 @@ void add_one(Stream& s, void* arg) noexcept {
   }
   if (filling->block == nullptr ||
       filling->next * sizeof(std::atomic<uint32_t>) >= filling->block->bytes) {
-    s.pinned.store(true, std::memory_order_relaxed);
-    s.not_lifted.store("shared with a forked process", std::memory_order_relaxed);
+    pin_locked(s, "shared with a forked process");
     return;
   }
   s.holders = &filling->block->cells[filling->next++];

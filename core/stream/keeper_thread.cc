@@ -226,12 +226,12 @@ bool is_last_thread() noexcept {
 
 uint64_t run_timers(uint64_t now) noexcept {
   // In this order: strict streams hear at once of paths that can't be had.
-  return std::min(
-      {run_attempt_timers(now), run_rdma_timers(now), run_heat_timer(now), run_idle_timer(now),
-       run_strict_timers(now), run_later_timers(now), run_owed_timers(now), run_tidy_timer(now),
-       run_lineage_timer(), run_full_timer(now),
-       inside().first_thread_left.load(std::memory_order_acquire) ? now + kLastThreadCheckNs
-                                                                  : UINT64_MAX});
+  return std::min({run_attempt_timers(now), run_rdma_timers(now), run_heat_timer(now),
+                   run_idle_timer(now), run_strict_timers(now), run_later_timers(now),
+                   run_owed_timers(now), run_tidy_timer(now), run_full_timer(now),
+                   inside().first_thread_left.load(std::memory_order_acquire)
+                       ? now + kLastThreadCheckNs
+                       : UINT64_MAX});
 }
 
 /// To the point where stop() waits for the kernel only.
@@ -336,6 +336,7 @@ void* keeper_main(void*) noexcept {
       if (in.quit.load(std::memory_order_seq_cst)) return end_thread();
       take_line_calls();
       take_requests();
+      tidy_lineages();
       next = run_timers(monotonic_ns());
       look = begin_look_for_rdma();
       last = is_last_thread();

@@ -6,10 +6,10 @@
 #include <new>
 #include <utility>
 
-#include "core/base/log.h"
 #include "core/os/os.h"
 #include "core/stream/keeper.h"
 #include "core/stream/keeper_loop.h"
+#include "core/stream/moves.h"
 
 namespace rsock::stream {
 namespace {
@@ -87,18 +87,13 @@ bool share_watchers(Stream& s) noexcept RSOCK_NO_TSA {
   return any;
 }
 
-void pin_as_lent(Stream& s) noexcept {
-  s.pinned.store(true, std::memory_order_relaxed);
-  s.not_lifted.store(kLentReason, std::memory_order_relaxed);
-}
-
 /// The instances are this process's alone again. With every lock held, or with s.watch_mutex.
 void unshare_watchers(Stream& s, bool locked) noexcept RSOCK_NO_TSA {
   bool known = true;
   for (Watcher& w : s.watchers) {
     if (w.survives_fork()) known = w.on_unshared(locked) && known;
   }
-  if (!known) pin_as_lent(s);
+  if (!known) pin_locked(s, kLentReason);
 }
 
 void fill_one(Stream& s, void*) noexcept RSOCK_NO_TSA {
@@ -107,7 +102,7 @@ void fill_one(Stream& s, void*) noexcept RSOCK_NO_TSA {
   const bool lent = share_watchers(s);
   Lineage* l = g_pending;
   if (l == nullptr || l->used == l->room || s.holders == nullptr) {
-    if (lent) pin_as_lent(s);
+    if (lent) pin_locked(s, kLentReason);
     return;
   }
   Cell& cell = l->shared->cells[l->used++];
@@ -316,9 +311,8 @@ void look_at_lineages() noexcept {
   }
 }
 
-uint64_t run_lineage_timer() noexcept {
+void tidy_lineages() noexcept {
   if (g_watched != nullptr) clear_away();
-  return UINT64_MAX;
 }
 
 int watched_lineages() noexcept {

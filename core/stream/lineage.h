@@ -58,8 +58,8 @@ inline constexpr Reason kLentReason = "in an epoll instance shared with a forked
 void watch_lineages() noexcept;
 /// Looks at all of them now: something is to be lifted and is said to be shared.
 void look_at_lineages() noexcept;
-/// Between two rounds: takes off what hung up. Returns UINT64_MAX: nothing is due by time.
-uint64_t run_lineage_timer() noexcept;
+/// Between two rounds: takes off what hung up.
+void tidy_lineages() noexcept;
 /// For tests.
 int watched_lineages() noexcept;
 

@@ -49,6 +49,11 @@ inline size_t tx_room_locked(Stream& s, size_t want) noexcept RSOCK_REQUIRES(s.t
   return room > closed ? room - closed : 0;
 }
 
+/// The program allows this call to wait.
+inline bool may_wait(const Stream& s, int flags) noexcept {
+  return (flags & MSG_DONTWAIT) == 0 && !s.nonblocking.load(std::memory_order_relaxed);
+}
+
 /// An error that is owed to the program, handed out once. 0: none.
 inline int take_error(Stream& s) noexcept {
   if (__builtin_expect(s.error.load(std::memory_order_relaxed) == 0, 1)) return 0;
@@ -113,6 +118,12 @@ void abort_connection(int fd) noexcept;
 
 /// Why a stream that a new program has stays on TCP.
 inline constexpr Reason kSpawned = "a child process was spawned";
+
+/// TCP for good. Where nobody attaches a channel meanwhile: under both locks, or in a fork.
+inline void pin_locked(Stream& s, Reason reason) noexcept {
+  s.pinned.store(true, std::memory_order_release);
+  s.not_lifted.store(reason, std::memory_order_relaxed);
+}
 
 // --- stream_options.cc ---
 /// From now on s stays on TCP. Under both locks, as attach() looks at it: what this finds is final.

@@ -107,8 +107,7 @@ void reset_in_child(Stream& s, void*) noexcept RSOCK_NO_TSA {
   }
   if (s.lent != 0) {  // the kernel's instance is the parent's as well, and our registrations theirs
     s.lent = 0;
-    s.pinned.store(true, std::memory_order_relaxed);
-    s.not_lifted.store(kLentReason, std::memory_order_relaxed);
+    pin_locked(s, kLentReason);
   }
   s.lift_asked.store(s.pinned.load(std::memory_order_relaxed), std::memory_order_relaxed);
   s.calls.store(0, std::memory_order_relaxed);
@@ -124,32 +123,17 @@ void reset_in_child(Stream& s, void*) noexcept RSOCK_NO_TSA {
 /// Streams whose program closed them while a replay was owed, or while calls were inside: the
 /// parent's keeper or threads finish them, on a number that we have inherited. As long as we hold
 /// it the peer would get no FIN.
-struct Adopted {
-  static constexpr size_t kMax = 64;
-  Stream* streams[kMax];
-  size_t count;
-};
-
-void find_adopted(Stream& s, void* arg) noexcept {
-  auto* a = static_cast<Adopted*>(arg);
-  if (without_number(s) && a->count < Adopted::kMax) {
-    a->streams[a->count++] = &s;
-  }
-}
-
 void drop_adopted_in_child() noexcept {
-  Adopted a;
-  do {
-    a.count = 0;
-    for_each_stream(find_adopted, &a);
-    for (size_t i = 0; i < a.count; ++i) {
-      Stream& s = *a.streams[i];
+  for (SomeStreams some = find_streams(without_number); some.count != 0;
+       some = find_streams(without_number)) {
+    for (size_t i = 0; i < some.count; ++i) {
+      Stream& s = *some.streams[i];
       s.adopted.store(false, std::memory_order_relaxed);
       s.orphaned.store(false, std::memory_order_relaxed);
       os::OwnedFd(s.fd.exchange(-1, std::memory_order_relaxed)).reset();
       release_stream(s);
     }
-  } while (a.count == Adopted::kMax);
+  }
 }
 
 /// A stream came, or was lifted, while the others were set down: it has to be done as well.
@@ -169,9 +153,9 @@ void find_unready(Stream& s, void* arg) noexcept RSOCK_NO_TSA {
 }
 
 /// Before this process, or a child that nobody sees, becomes another program: what that program
-/// gets is out of every count.
-template <typename Kept>
-void give_away_kept(Kept kept) noexcept {
+/// gets is out of every count. then(stream) for each of it.
+template <typename Kept, typename Then>
+void give_away_kept(Kept kept, Then then) noexcept {
   for (int fd = 0; fd <= FdTable::highest(); ++fd) {
     const FdKind kind = FdTable::kind(fd);
     if ((kind != FdKind::kStream && kind != FdKind::kEpoll) || !kept(fd)) continue;
@@ -179,6 +163,7 @@ void give_away_kept(Kept kept) noexcept {
       give_instance_away();
     } else if (Stream* s = FdTable::stream(fd); s != nullptr) {
       give_away(*s);
+      then(*s);
     }
   }
 }
@@ -264,10 +249,9 @@ void before_spawn(bool (*copied)(int fd)) noexcept {
   const auto kept = [copied](int fd) {
     return stays_open(fd) || (copied != nullptr && copied(fd));
   };
-  give_away_kept(kept);
   const Patience patience = Patience::at_most(kHandOverNs);
-  for_each_descriptor([&](Stream& s, int fd) {
-    if (kept(fd) && pin(s, kSpawned)) set_down(s, kSpawned);
+  give_away_kept(kept, [](Stream& s) {
+    if (pin(s, kSpawned)) set_down(s, kSpawned);
   });
   for_each_descriptor([&](Stream& s, int) {
     if (s.pinned.load(std::memory_order_relaxed)) (void)set_down_and_wait(s, kSpawned, patience);
@@ -302,7 +286,7 @@ static void reset_what_is_not_out() noexcept {
 
 void before_exec() noexcept {
   const Deadline theirs = Deadline::after_ns(kHandOverNs);
-  give_away_kept(stays_open);
+  give_away_kept(stays_open, [](Stream&) {});
   set_down_all("exec", true, Patience{theirs, Deadline::after_ns(0), nullptr});
   finish_own_replays(kStuckNs);
   reset_what_is_not_out();

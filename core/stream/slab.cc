@@ -142,6 +142,16 @@ void for_each_stream(void (*fn)(Stream&, void*), void* arg) noexcept {
   for (Stream& s : live_list()) fn(s, arg);
 }
 
+SomeStreams find_streams(bool (*is)(const Stream&) noexcept) noexcept {
+  SomeStreams some;
+  if (live_streams() == 0) return some;
+  MutexLock lock(g_mutex);
+  for (Stream& s : live_list()) {
+    if (some.count < SomeStreams::kMost && is(s)) some.streams[some.count++] = &s;
+  }
+  return some;
+}
+
 void for_each_stream_locked(void (*fn)(Stream&, void*), void* arg) noexcept RSOCK_NO_TSA {
   for (Stream& s : live_list()) fn(s, arg);
 }

@@ -208,6 +208,13 @@ void unlock_all_streams(void (*between)() noexcept) noexcept;
 /// As for_each_stream(), between the two.
 void for_each_stream_locked(void (*fn)(Stream&, void*), void* arg) noexcept;
 void slab_after_fork_child() noexcept;
+/// Some of the streams for which `is` holds, to work on without the slab's lock.
+struct SomeStreams {
+  static constexpr size_t kMost = 64;
+  Stream* streams[kMost];
+  size_t count = 0;
+};
+SomeStreams find_streams(bool (*is)(const Stream&) noexcept) noexcept;
 /// Calls fn for every stream in use. The slab's lock is held: fn must not acquire or release.
 void for_each_stream(void (*fn)(Stream&, void*), void* arg) noexcept;
 

@@ -233,8 +233,7 @@ bool pin(Stream& s, Reason reason) noexcept RSOCK_NO_TSA {
     s.tx.mutex.lock();
     s.rx.mutex.lock();
   }
-  s.pinned.store(true, std::memory_order_release);
-  s.not_lifted.store(reason, std::memory_order_relaxed);
+  pin_locked(s, reason);
   const bool channel = s.channel != nullptr;
   if (lock) {
     s.rx.mutex.unlock();

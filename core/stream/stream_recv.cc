@@ -99,8 +99,7 @@ size_t enough(const Stream& s, size_t total, int flags) noexcept {
 long recv_managed(Stream& s, Stay& stay, const iovec* iov, size_t n, size_t total, size_t* done,
                   int flags) noexcept {
   const uint32_t generation = s.generation.load(std::memory_order_relaxed);
-  const bool blocking =
-      (flags & MSG_DONTWAIT) == 0 && !s.nonblocking.load(std::memory_order_relaxed);
+  const bool blocking = may_wait(s, flags);
   const Deadline deadline =
       Deadline::from_option(blocking ? s.rcv_timeout_ns.load(std::memory_order_relaxed) : 0);
   HandlerWatch since;
@@ -229,8 +228,7 @@ long recv_now(Stream& s, const iovec* iov, size_t n, size_t skip, size_t limit,
 /// whose beginning came from the ring, and for a call whose number was closed while it slept.
 long recv_by_hand(Stream& s, const iovec* iov, size_t n, size_t total, size_t done,
                   int flags) noexcept {
-  const bool blocking =
-      (flags & MSG_DONTWAIT) == 0 && !s.nonblocking.load(std::memory_order_relaxed);
+  const bool blocking = may_wait(s, flags);
   const Deadline deadline =
       Deadline::from_option(blocking ? s.rcv_timeout_ns.load(std::memory_order_relaxed) : 0);
   HandlerWatch since;
@@ -278,12 +276,11 @@ std::optional<long> recv_by_kernel(Stream& s, int flags, KernelCall kernel) {
   if (__builtin_expect(s.error.load(std::memory_order_relaxed) != 0, 0)) {
     if (const int e = error_before_bytes(s); e != 0) return -e;
   }
-  const bool may_wait =
-      (flags & MSG_DONTWAIT) == 0 && !s.nonblocking.load(std::memory_order_relaxed);
+  const bool blocking = may_wait(s, flags);
   // From the beginning: the kernel's wait and ours are one to the program.
   const Deadline deadline =
-      Deadline::from_option(may_wait ? s.rcv_timeout_ns.load(std::memory_order_relaxed) : 0);
-  const long r = judge_kernel_end(s, kernel(), may_wait, deadline);
+      Deadline::from_option(blocking ? s.rcv_timeout_ns.load(std::memory_order_relaxed) : 0);
+  const long r = judge_kernel_end(s, kernel(), blocking, deadline);
   if (r == 0) {  // failed while the call was in the kernel
     if (const int e = take_error(s); __builtin_expect(e != 0, 0)) return -e;
   }

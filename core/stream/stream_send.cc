@@ -121,8 +121,7 @@ bool tell_no_space_locked(Stream& s) noexcept RSOCK_REQUIRES(s.tx.mutex) {
 Step send_managed(Stream& s, Stay& stay, const iovec* iov, size_t n, size_t total, size_t* done,
                   int flags, long* error, bool* fin) noexcept {
   const uint32_t generation = s.generation.load(std::memory_order_relaxed);
-  const bool blocking =
-      (flags & MSG_DONTWAIT) == 0 && !s.nonblocking.load(std::memory_order_relaxed);
+  const bool blocking = may_wait(s, flags);
   const Deadline deadline =
       Deadline::from_option(blocking ? s.snd_timeout_ns.load(std::memory_order_relaxed) : 0);
   size_t need = 1;
@@ -217,8 +216,7 @@ long send_now(Stream& s, const iovec* iov, size_t n, size_t skip, size_t limit,
 /// our reasons), and for a call whose number was closed while it slept.
 long send_by_hand(Stream& s, const iovec* iov, size_t n, size_t total, size_t done,
                   int flags) noexcept {
-  const bool blocking =
-      (flags & MSG_DONTWAIT) == 0 && !s.nonblocking.load(std::memory_order_relaxed);
+  const bool blocking = may_wait(s, flags);
   const Deadline deadline =
       Deadline::from_option(blocking ? s.snd_timeout_ns.load(std::memory_order_relaxed) : 0);
   HandlerWatch since;
