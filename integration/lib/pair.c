@@ -434,6 +434,45 @@ void count_signal(int signal_number, int flags) {
   CHECKED(sigaction(signal_number, &action, NULL));
 }
 
+/* ---- echoes ---- */
+
+enum { kEchoPending = 20000, kEchoTotal = 400000 };
+
+static void* send_the_rest(void* argument) {
+  struct Pair* pair = argument;
+  sleep_ms(50);
+  send_pattern(pair->stream, kEchoTotal - kEchoPending, kEchoPending);
+  CHECKED(shutdown(pair->stream, SHUT_WR));
+  return NULL;
+}
+
+void be_echoed(struct Pair* pair) {
+  open_stream(pair);
+  send_pattern(pair->stream, kEchoPending, 0);
+  await(pair);
+  sleep_ms(20);
+  tell(pair);
+  pthread_t thread;
+  start_thread(&thread, send_the_rest, pair);
+  receive_pattern(pair->stream, kEchoTotal - 1000, 1000);
+  say("echo intact");
+  join_thread(thread);
+  show("end", recv(pair->stream, &(char){0}, 1, 0));
+}
+
+void* echo_in_thread(void* argument) {
+  int fd = (int)(intptr_t)argument;
+  uint8_t buffer[kWarmUpBytes];
+  ssize_t got;
+  while ((got = recv(fd, buffer, sizeof(buffer), 0)) > 0) {
+    for (ssize_t done = 0; done < got;) {
+      done += CHECKED(send(fd, buffer + done, (size_t)(got - done), MSG_NOSIGNAL));
+    }
+  }
+  CHECKED(close(fd));
+  return NULL;
+}
+
 /* ---- main ---- */
 
 static void meet(struct Pair* pair) {

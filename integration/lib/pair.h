@@ -122,6 +122,10 @@ void drain(const char* label, int fd); /* to EOF or error; prints count, integri
 void fill_until_full(int fd);          /* non-blocking sends until EAGAIN */
 void ping_as_client(int fd, int rounds);
 void pong_as_server(int fd, int rounds);
+/* The peer of somebody who echoes and has read 1,000 bytes: 20,000 come before its turn, the rest behind it, from a
+ * thread, and all of it back. */
+void be_echoed(struct Pair*);
+void* echo_in_thread(void* fd); /* a thread's body: until the end, then closes it */
 
 /* Time and threads. */
 int64_t now_ns(void);

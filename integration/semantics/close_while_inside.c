@@ -172,16 +172,19 @@ static void* send_a_lot(void* index) {
   return NULL;
 }
 
-static void sender_inside(struct Pair* pair) {
+/* `body` is inside with all it has to send. */
+static void send_inside(struct Pair* pair, void* (*body)(void*)) {
   open_stream(pair);
   shared = pair;
   pthread_t thread;
-  start(&thread, send_a_lot, 0);
+  start(&thread, body, 0);
   show("close", close(pair->stream));
   reuse(pair);
   tell(pair);
   join_thread(thread);
 }
+
+static void sender_inside(struct Pair* pair) { send_inside(pair, send_a_lot); }
 
 static void read_it_all(struct Pair* pair) {
   open_stream(pair);
@@ -204,16 +207,7 @@ static void* send_a_file(void* index) {
   return NULL;
 }
 
-static void file_sender_inside(struct Pair* pair) {
-  open_stream(pair);
-  shared = pair;
-  pthread_t thread;
-  start(&thread, send_a_file, 0);
-  show("close", close(pair->stream));
-  reuse(pair);
-  tell(pair);
-  join_thread(thread);
-}
+static void file_sender_inside(struct Pair* pair) { send_inside(pair, send_a_file); }
 
 /* poll looks its numbers up again when it wakes. */
 static void* poll_one(void* index) {

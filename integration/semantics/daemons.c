@@ -98,17 +98,6 @@ static void forks_among_threads(struct Pair* pair) {
   say("children: %d, threads: %d", good, alive);
 }
 
-static void* echo_in_thread(void* argument) {
-  int fd = (int)(intptr_t)argument;
-  uint8_t buffer[kWarmUpBytes];
-  ssize_t got;
-  while ((got = recv(fd, buffer, sizeof(buffer), 0)) > 0) {
-    for (ssize_t done = 0; done < got;) done += CHECKED(send(fd, buffer + done, (size_t)(got - done), MSG_NOSIGNAL));
-  }
-  CHECKED(close(fd));
-  return NULL;
-}
-
 static void echoes(struct Pair* pair) {
   listen_on_loopback(pair, AF_INET, 64);
   pthread_t threads[kThreads + kForks];

@@ -7,8 +7,6 @@
 #include "pair.h"
 #include "raw_call.h"
 
-enum { kPending = 20000, kTotal = 400000 };
-
 static bool has(const struct Pair* pair, const char* word) { return strstr(pair->variant, word) != NULL; }
 
 /* The echo that this test was built with, beside it. */
@@ -47,28 +45,6 @@ static void hand_over(struct Pair* pair) {
   int status = -1;
   CHECKED(waitpid(child, &status, 0));
   say("echo: %d", status);
-}
-
-static void* send_the_rest(void* argument) {
-  struct Pair* pair = argument;
-  sleep_ms(50);
-  send_pattern(pair->stream, kTotal - kPending, kPending);
-  CHECKED(shutdown(pair->stream, SHUT_WR));
-  return NULL;
-}
-
-static void be_echoed(struct Pair* pair) {
-  open_stream(pair);
-  send_pattern(pair->stream, kPending, 0);
-  await(pair);
-  sleep_ms(20);
-  tell(pair);
-  pthread_t thread;
-  start_thread(&thread, send_the_rest, pair);
-  receive_pattern(pair->stream, kTotal - 1000, 1000);
-  say("echo intact");
-  join_thread(thread);
-  show("end", recv(pair->stream, &(char){0}, 1, 0));
 }
 
 /* Sockets, connection and data without libc: nothing of it can be lifted, and all of it works. */

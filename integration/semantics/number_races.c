@@ -36,17 +36,6 @@ static void first_sockets(struct Pair* pair) {
   tell(pair);
 }
 
-static void* echo_in_thread(void* argument) {
-  int fd = (int)(intptr_t)argument;
-  uint8_t buffer[kWarmUpBytes];
-  ssize_t got;
-  while ((got = recv(fd, buffer, sizeof(buffer), 0)) > 0) {
-    for (ssize_t done = 0; done < got;) done += CHECKED(send(fd, buffer + done, (size_t)(got - done), MSG_NOSIGNAL));
-  }
-  CHECKED(close(fd));
-  return NULL;
-}
-
 /* Echoes every connection in a thread of its own until the client has had enough. */
 static void echo_everybody(struct Pair* pair) {
   int listener = listen_on_loopback(pair, AF_INET, 512);

@@ -1,13 +1,11 @@
 """One nginx in a folder of its own, and curl as its client, for the drivers that need a server of HTTP."""
 
 import os
-import shutil
 
 import services
+from service_programs import NGINX
 
 MIB = 1 << 20
-# By its path: it executes itself once more, without a search.
-NGINX = shutil.which("nginx", path=os.environ.get("PATH", "") + ":/usr/sbin") or "nginx"
 SIZES = (0, 1, 1447, 65535, 65536, MIB + 1, services.sized(17, 8) * MIB + 13)
 
 # Left to itself nginx drops the environment before it executes its new binary (ngx_set_environment).

@@ -30,6 +30,8 @@ import pairs
 import pairs_net
 import places
 
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "scripts/lib"))  # service_programs
+
 HOST = os.environ.get("SERVICES_HOST", "127.0.0.1")
 HERE = places.Here()
 

@@ -19,6 +19,7 @@ import runner
 import summary
 import workloads
 from figures import Figure, ratio
+from service_programs import AS_POSTGRES, INITDB, NGINX, POSTGRES, make_postgres_folder
 
 CLIENTS = (1, 10, 50, 200)
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -120,7 +121,6 @@ def redis(clients, seconds):
 
 # ---- nginx ------------------------------------------------------------------------------------------------
 
-NGINX = shutil.which("nginx", path=os.environ.get("PATH", "") + ":/usr/sbin") or "nginx"
 NGINX_CONFIG = """
 daemon off;
 pid {folder}/nginx.pid;
@@ -164,10 +164,6 @@ def nginx(name, label, clients, seconds):
 
 # ---- PostgreSQL ---------------------------------------------------------------------------------------------
 
-BIN = max(glob.glob("/usr/lib/postgresql/*/bin"), default="/usr/lib/postgresql/15/bin",
-          key=lambda path: float(path.split("/")[-2]))
-# postgres refuses to be root.
-AS_USER = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"] if os.geteuid() == 0 else []
 _clusters = {}  # of a Runner: made once, used by every run
 
 
@@ -176,26 +172,25 @@ def _cluster(run):
     if run in _clusters:
         return _clusters[run]
     os.chmod(run.folder, 0o755)
-    folder = tempfile.mkdtemp(dir=run.folder)
-    if AS_USER:
-        shutil.chown(folder, "postgres", "postgres")
+    folder = os.path.join(run.folder, "postgres")
+    make_postgres_folder(folder)
 
-    def plainly(*argv):
-        done = subprocess.run([*AS_USER, *argv], capture_output=True, text=True, cwd=folder, check=False)
+    def plainly(*argv, as_user=AS_POSTGRES):
+        done = subprocess.run([*as_user, *argv], capture_output=True, text=True, cwd=folder, check=False)
         if done.returncode != 0:
             raise runner.RunError(f"{argv[0]}: {runner.tail(done.stderr)}")
 
     data = os.path.join(folder, "data")
-    plainly(f"{BIN}/initdb", "-D", data, "-A", "trust", "-U", "postgres", "--locale=C", "--no-sync")
+    plainly(*INITDB, data, as_user=())  # it has its own
     with open(os.path.join(data, "postgresql.conf"), "a", encoding="utf-8") as config:
         config.write(f"\nlisten_addresses = '{run.address}'\nunix_socket_directories = ''\nmax_connections = 250\n"
                      "shared_buffers = 256MB\nfsync = off\nautovacuum = off\n")
     port = run.free_port()
-    plainly(f"{BIN}/pg_ctl", "-D", data, "-o", f"-p {port}", "-w", "-l", os.path.join(folder, "log"), "start")
+    plainly(f"{POSTGRES}/pg_ctl", "-D", data, "-o", f"-p {port}", "-w", "-l", os.path.join(folder, "log"), "start")
     try:
-        plainly(f"{BIN}/pgbench", "-h", run.address, "-p", str(port), "-U", "postgres", "-i", "-s", "10", "-q", "postgres")
+        plainly(f"{POSTGRES}/pgbench", "-h", run.address, "-p", str(port), "-U", "postgres", "-i", "-s", "10", "-q", "postgres")
     finally:
-        plainly(f"{BIN}/pg_ctl", "-D", data, "-m", "fast", "-w", "stop")
+        plainly(f"{POSTGRES}/pg_ctl", "-D", data, "-m", "fast", "-w", "stop")
     _clusters[run] = folder
     return folder
 
@@ -206,7 +201,7 @@ def _start_postgres(run, variant):
     if "LD_PRELOAD" in variant.env:
         library = os.path.join(folder, "librsock.so")
         shutil.copy(variant.env["LD_PRELOAD"], library)
-    argv = [*AS_USER, f"{BIN}/postgres", "-D", os.path.join(folder, "data"), "-p", str(port)]
+    argv = [*AS_POSTGRES, f"{POSTGRES}/postgres", "-D", os.path.join(folder, "data"), "-p", str(port)]
     # SIGINT: "fast" shutdown, as pg_ctl does.
     with _served(run, variant, argv, port, folder, library, signal.SIGINT) as started:
         pidfile = os.path.join(folder, "data", "postmaster.pid")
@@ -225,7 +220,7 @@ def _pgbench_rates(out):
 
 def pgbench(clients, seconds):
     return Service(f"pgbench_{clients}", f"pgbench -S, {clients} clients", seconds, _start_postgres,
-                   lambda port: [f"{BIN}/pgbench", "-h", "127.0.0.1", "-p", str(port), "-U", "postgres", "-n", "-S", "-c",
+                   lambda port: [f"{POSTGRES}/pgbench", "-h", "127.0.0.1", "-p", str(port), "-U", "postgres", "-n", "-S", "-c",
                                  str(clients), "-j", "1", "-T", str(max(1, round(seconds))), "postgres"], _pgbench_rates)
 
 

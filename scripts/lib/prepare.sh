@@ -20,15 +20,14 @@ rsock_measure() {
     esac
   done
 
+  # Whether figures of that kind are asked for.
+  measures() { [[ $name == bench && " ${arguments[*]} " != *' --only '* || ${arguments[*]} == *$1* ]]; }
+
   if [[ $build == yes ]]; then
     rsock_deps build measure || return
     # What is missing then is told by lab.py.
-    if [[ $name == bench && " ${arguments[*]} " != *' --only '* || ${arguments[*]} == *rdma* ]]; then
-      rsock_deps lab || true
-    fi
-    if [[ $name == bench && " ${arguments[*]} " != *' --only '* || ${arguments[*]} == *service* ]]; then
-      rsock_deps services || return
-    fi
+    if measures rdma; then rsock_deps lab || true; fi
+    if measures service; then rsock_deps services || return; fi
     mkdir -p "$build_dir"
     local log=$build_dir/$name-build.log
     echo "$name: building (log: $log)" >&2

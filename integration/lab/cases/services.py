@@ -5,13 +5,12 @@ the same, and the summaries must show the streams on RDMA. The driver and the cl
 there has the services started here (integration/services/places.py).
 """
 
-import os
 import pathlib
-import shutil
 import subprocess
 import sys
 
 import trial
+import service_programs  # trial knows where
 
 group = trial.Group(trial.TWO_HOSTS)
 SERVICES = trial.INTEGRATION / "services"
@@ -42,17 +41,11 @@ NOT_YET = {
 def cluster(t):
     """PostgreSQL's data, made by this machine's own processors: an emulated one would take a minute."""
     folder = pathlib.Path(t.lab.shared, "cluster")
-    initdb = max(pathlib.Path("/usr/lib/postgresql").glob("*/bin/initdb"), default=None)
-    if initdb is None:
+    if not pathlib.Path(service_programs.POSTGRES, "initdb").exists():
         raise trial.Unsupported("initdb is not installed (package postgresql)")
     if not folder.exists():
-        folder.mkdir()
-        user = []
-        if os.geteuid() == 0:
-            shutil.chown(folder, "postgres", "postgres")
-            user = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"]
-        subprocess.run([*user, initdb, "-A", "trust", "-U", "postgres", "-E", "UTF8", "--locale=C", "--no-sync", "-D", folder],
-                       check=True, stdout=subprocess.DEVNULL, timeout=100, cwd="/")
+        service_programs.make_postgres_folder(folder)
+        subprocess.run([*service_programs.INITDB, folder], check=True, stdout=subprocess.DEVNULL, timeout=100, cwd="/")
     return str(folder)
 
 
