@@ -111,7 +111,7 @@ bool let_go(int fd) noexcept;
 /// gets such a number stays on TCP.
 inline void leave_to_stdio(int fd) noexcept {
   if (fd >= 0 && fd <= 2 && FdTable::word(fd) != 0) {
-    stream::pin_to_tcp(fd, "at a number that stdio uses");
+    stream::leave_to_stdio(fd);
   }
 }
 

@@ -2,6 +2,8 @@
 
 #include <time.h>
 
+#include <algorithm>
+
 #include "core/base/clock.h"
 #include "core/base/try_copy.h"
 #include "core/poll/readiness_ops.h"
@@ -136,6 +138,38 @@ bool may_pass_streams(const msghdr* msg) noexcept {
          readable(msg->msg_control, msg->msg_controllen);
 }
 
+/// One message that may pass streams on. In libc's convention.
+ssize_t pass(int fd, const msghdr* msg, int flags) {
+  const uint32_t key = stream::before_passing(msg);
+  const ssize_t result = real.sendmsg(fd, msg, flags);
+  const int saved_errno = errno;
+  stream::after_passing(msg, key, result >= 0);
+  errno = saved_errno;
+  return result;
+}
+
+/// sendmmsg, one by one.
+int pass_messages(int fd, mmsghdr* messages, unsigned count, int flags) {
+  for (unsigned i = 0; i < count; ++i) {
+    msghdr* const msg = &messages[i].msg_hdr;
+    const ssize_t n = may_pass_streams(msg) ? pass(fd, msg, flags) : real.sendmsg(fd, msg, flags);
+    if (n < 0) return i > 0 ? static_cast<int>(i) : -1;
+    if (!try_put(&messages[i].msg_len, static_cast<unsigned>(n))) {
+      return i > 0 ? static_cast<int>(i) : static_cast<int>(answer(-EFAULT));
+    }
+  }
+  return static_cast<int>(count);
+}
+
+/// The kernel has filled in the header. Descriptors in it may be streams that were passed to us.
+void note_received(const msghdr& msg) noexcept {
+  if (msg.msg_controllen < CMSG_LEN(sizeof(int)) || msg.msg_control == nullptr) return;
+  if (CMSG_FIRSTHDR(&msg)->cmsg_type != SCM_RIGHTS || !tracking()) return;
+  const int saved_errno = errno;
+  stream::on_descriptors_received(&msg);
+  errno = saved_errno;
+}
+
 }  // namespace
 }  // namespace rsock::preload
 
@@ -148,7 +182,7 @@ RSOCK_EXPORT ssize_t sendmsg(int fd, const msghdr* msg, int flags) {
   if (FdTable::word(fd) != 0) return answer(send_unconnected(fd, msg, flags));
   // A stream among the descriptors passed on leaves our sight.
   if (may_pass_streams(msg)) [[unlikely]]
-    stream::pin_passed_descriptors(msg);
+    return pass(fd, msg, flags);
   return real.sendmsg(fd, msg, flags);
 }
 
@@ -158,9 +192,10 @@ RSOCK_EXPORT int sendmmsg(int fd, mmsghdr* messages, unsigned count, int flags) 
         [=] { return static_cast<int>(answer(send_messages(fd, messages, count, flags))); });
   }
   if (poll::may_matter() && messages != nullptr) [[unlikely]] {
+    // One of several that pass streams on, or fail: each has to be known by itself.
     for (unsigned i = 0; i < count && i < kMaxPieces; ++i) {
       if (may_pass_streams(&messages[i].msg_hdr)) {
-        stream::pin_passed_descriptors(&messages[i].msg_hdr);
+        return pass_messages(fd, messages, std::min<unsigned>(count, kMaxPieces), flags);
       }
     }
   }
@@ -169,14 +204,21 @@ RSOCK_EXPORT int sendmmsg(int fd, mmsghdr* messages, unsigned count, int flags) 
 
 RSOCK_EXPORT ssize_t recvmsg(int fd, msghdr* msg, int flags) {
   Stream* s = FdTable::stream(fd);
-  if (s == nullptr) return real.recvmsg(fd, msg, flags);
+  if (s == nullptr) {
+    const ssize_t result = real.recvmsg(fd, msg, flags);
+    if (result >= 0) note_received(*msg);
+    return result;
+  }
   return at_point([=] { return answer(recv_message(*s, fd, msg, flags)); });
 }
 
 RSOCK_EXPORT int recvmmsg(int fd, mmsghdr* messages, unsigned count, int flags, timespec* timeout) {
   Stream* s = FdTable::stream(fd);
-  if (s == nullptr || messages == nullptr)
-    return real.recvmmsg(fd, messages, count, flags, timeout);
+  if (s == nullptr || messages == nullptr) {
+    const int result = real.recvmmsg(fd, messages, count, flags, timeout);
+    for (int i = 0; i < result; ++i) note_received(messages[i].msg_hdr);
+    return result;
+  }
   return at_point([=] {
     return static_cast<int>(answer(recv_messages(*s, fd, messages, count, flags, timeout)));
   });

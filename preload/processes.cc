@@ -14,8 +14,8 @@
 //                                                                              parent's memory
 //   posix_spawn*, system,       before_spawn               nothing             inside libc, unseen
 //   popen
-//   exec*                       before_exec, unless in a   (failed) goes on    the new program knows of
-//                               child of vfork                                 no stream
+//   exec*                       before_exec, unless in a   after_failed_exec   the new program looks for
+//                               child of vfork                                 streams when it is loaded
 //   _exit, _Exit, quick_exit,   before_exit, unless in a   -                   -
 //   exit (by a destructor)      child of vfork
 // clang-format on

@@ -21,6 +21,17 @@ void set_down_for_exec() noexcept {
   if (started() && own_process()) stream::before_exec();
 }
 
+/// Returns only if it failed.
+template <typename Call>
+int exec_with(Call call) noexcept {
+  set_down_for_exec();
+  const int result = call();
+  const int saved_errno = errno;
+  if (started() && own_process()) stream::after_failed_exec();
+  errno = saved_errno;
+  return result;
+}
+
 /// Numbers that were ever named as the source of a copy in somebody's file actions. Nobody looks
 /// into these (glibc's own structure); so any list of actions may name any of them. Relaxed: a
 /// program that adds an action and spawns in another thread orders the two itself.
@@ -48,34 +59,28 @@ using namespace rsock::preload;
 // --- exec ------------------------------------------------------------------------------------
 
 RSOCK_EXPORT int execve(const char* path, char* const argv[], char* const envp[]) noexcept {
-  set_down_for_exec();
-  return real.execve(path, argv, envp);
+  return exec_with([=] { return real.execve(path, argv, envp); });
 }
 
 RSOCK_EXPORT int execv(const char* path, char* const argv[]) noexcept {
-  set_down_for_exec();
-  return real.execv(path, argv);
+  return exec_with([=] { return real.execv(path, argv); });
 }
 
 RSOCK_EXPORT int execvp(const char* file, char* const argv[]) noexcept {
-  set_down_for_exec();
-  return real.execvp(file, argv);
+  return exec_with([=] { return real.execvp(file, argv); });
 }
 
 RSOCK_EXPORT int execvpe(const char* file, char* const argv[], char* const envp[]) noexcept {
-  set_down_for_exec();
-  return real.execvpe(file, argv, envp);
+  return exec_with([=] { return real.execvpe(file, argv, envp); });
 }
 
 RSOCK_EXPORT int fexecve(int fd, char* const argv[], char* const envp[]) noexcept {
-  set_down_for_exec();
-  return real.fexecve(fd, argv, envp);
+  return exec_with([=] { return real.fexecve(fd, argv, envp); });
 }
 
 RSOCK_EXPORT int execveat(int dir, const char* path, char* const argv[], char* const envp[],
                           int flags) noexcept {
-  set_down_for_exec();
-  return real.execveat(dir, path, argv, envp, flags);
+  return exec_with([=] { return real.execveat(dir, path, argv, envp, flags); });
 }
 
 // The arguments become an array on the stack: a child of vfork, or of fork with threads, may not

@@ -4,9 +4,11 @@
 #include <pthread.h>
 #include <sys/auxv.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <cstdio>
 #include <cstring>
 #include <utility>
 
@@ -135,6 +137,14 @@ void log_complaints() noexcept {
 
 void protect_internal_descriptors() noexcept {
   stream::set_own_process([]() noexcept { return own_process(); });
+  stream::g_stdio_is_untouched = [](int number) noexcept {
+    const FILE* const files[] = {stdin, stdout, stderr};
+    for (const FILE* file : files) {
+      // A FILE gets its buffer with its first use.
+      if (file != nullptr && file->_fileno == number && file->_IO_buf_base != nullptr) return false;
+    }
+    return true;
+  };
   os::set_internal_fd_hook([](int fd, bool opened) noexcept {
     if (opened) {
       stream::FdTable::set(fd, stream::FdKind::kInternal);
@@ -182,10 +192,29 @@ void start_for_the_line() noexcept {
   (void)start();
 }
 
+/// Whether fd is a socket at all. The system call is one that every program begins with, should a
+/// sandbox of our parent's be there.
+bool is_socket(int fd) noexcept {
+  struct stat status;
+  return raw_syscall(SYS_newfstatat, fd, reinterpret_cast<long>(""),
+                     reinterpret_cast<long>(&status), AT_EMPTY_PATH) == 0 &&
+         S_ISSOCK(status.st_mode);
+}
+
+/// Connections that the program before this one has left us.
+void find_inherited() noexcept {
+  for (int fd = 0; fd < stream::kMostInherited; ++fd) {
+    if (is_socket(fd) && stream::is_left_to_us(fd)) stream::on_inherited(fd, tracking());
+  }
+}
+
 // 101 is the first priority that is not the implementation's own.
 __attribute__((constructor(101))) void on_load() noexcept {
-  MutexLock lock(g_mutex);
-  climb_early();
+  {
+    MutexLock lock(g_mutex);
+    climb_early();
+  }
+  find_inherited();
 }
 
 __attribute__((destructor(101))) void on_exit() noexcept { leave(); }

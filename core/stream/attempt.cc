@@ -101,7 +101,7 @@ bool is_peer(uint32_t uid, const PeerFacts& facts) noexcept {
 /// Null: it is ours alone.
 static Reason shared_with_child(Stream& s) noexcept {
   MutexLock lock(s.rx.mutex);
-  if (!sole_holder(s)) return "shared with a forked process";
+  if (!sole_holder(s)) return "shared with another process";
   return s.lent != 0 ? kLentReason : nullptr;
 }
 
@@ -114,7 +114,7 @@ Reason examine(Seeker& a) noexcept {
   if (const Reason r = shared_with_child(s); r != nullptr) {
     look_at_lineages();  // the child may be gone, and the news of it on its way
     if (shared_with_child(s) != nullptr) {
-      a.may_pass = true;
+      a.may_pass = a.shared = true;
       return r;
     }
   }

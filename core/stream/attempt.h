@@ -31,6 +31,7 @@ struct Seeker {
   uint32_t generation = 0;
   bool over = false;
   bool may_pass = false;   // what examine() found may be otherwise later
+  bool shared = false;     // another process has the stream as well
   bool by_rdma = false;    // the peer is on another host, or shared memory is not to be used
   bool peer_here = false;  // sock_diag knows the other end: `peer` is filled
   uint32_t tries = 0;

@@ -53,6 +53,11 @@ bool kernel_sends_in_the_end_locked(Stream& s, int64_t stuck_ns) noexcept
 /// With kHandOverNs. False: not done.
 bool set_down_and_wait(Stream& s, Reason reason) noexcept;
 
+/// Before a call that needs the kernel's stream, and that no lift can come before: set down, and
+/// waits as the call itself might. 0; EAGAIN or EINTR: bytes of ours are not out (pin_to_tcp()).
+int leave_to_kernel(Stream& s, uint32_t generation, Reason reason, bool will_send,
+                    const HandlerWatch& since) noexcept;
+
 /// Replays of ours, of all descriptors, for a process that is about to end or to be another
 /// program: nobody else could send those bytes, so it waits as long as some move, and for
 /// `stuck_ns` when none do. (A kernel would go on sending after exit; it needs no process for it.)

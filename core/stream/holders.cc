@@ -1,9 +1,12 @@
 #include "core/stream/holders.h"
 
 #include <new>
+#include <utility>
 
 #include "core/os/os.h"
+#include "core/stream/lineage.h"
 #include "core/stream/moves.h"
+#include "core/stream/notes.h"
 
 namespace rsock::stream {
 namespace {
@@ -11,7 +14,7 @@ namespace {
 /// One mapping per fork that had live streams; unmapped in each process when its last stream of it
 /// goes.
 struct Block {
-  std::atomic<uint32_t>* cells;
+  Family* cells;
   size_t bytes;
   // Streams of THIS process that point into it, and who fills it: the first may close before the
   // last one has its cell.
@@ -43,25 +46,35 @@ void add_one(Stream& s, void* arg) noexcept {
   auto* filling = static_cast<Filling*>(arg);
   MutexLock tx(s.tx.mutex);
   MutexLock rx(s.rx.mutex);
+  s.tx.others_moved = s.rx.others_moved = true;
   if (s.holders != nullptr) {
-    if (!filling->fresh_only) s.holders->fetch_add(1, std::memory_order_acq_rel);
+    if (!filling->fresh_only) s.holders->count.fetch_add(1, std::memory_order_acq_rel);
     return;
   }
-  if (filling->block == nullptr ||
-      filling->next * sizeof(std::atomic<uint32_t>) >= filling->block->bytes) {
+  if (filling->block == nullptr || filling->next * sizeof(Family) >= filling->block->bytes) {
+    s.given_away = true;
     pin_locked(s, "shared with a forked process");
     return;
   }
-  s.holders = &filling->block->cells[filling->next++];
-  s.holders_block = filling->block;
+  Family& family = filling->block->cells[filling->next++];
   filling->block->live.fetch_add(1, std::memory_order_relaxed);
-  s.holders->store(2, std::memory_order_release);
+  family.note.store(std::exchange(s.note, 0), std::memory_order_relaxed);
+  family.count.store(2, std::memory_order_release);
+  s.holders = &family;
+  s.holders_block = filling->block;
 }
 
 void remove_one(Stream& s, void*) noexcept {
   MutexLock tx(s.tx.mutex);
   MutexLock rx(s.rx.mutex);
-  if (s.holders != nullptr) s.holders->fetch_sub(1, std::memory_order_acq_rel);
+  if (s.holders != nullptr) s.holders->count.fetch_sub(1, std::memory_order_acq_rel);
+}
+
+uint32_t own_key() noexcept { return static_cast<uint32_t>(os::getpid()); }
+
+/// 0: nobody beside the family ever held it.
+uint32_t note_of(const Stream& s) noexcept {
+  return s.holders == nullptr ? s.note : s.holders->note.load(std::memory_order_acquire);
 }
 
 }  // namespace
@@ -72,10 +85,9 @@ void add_holder_to_all(bool fresh_only) noexcept {
   if (fresh == 0 && fresh_only) return;
   Filling filling{nullptr, 0, fresh_only};
   if (fresh != 0) {
-    const size_t bytes = (fresh * sizeof(std::atomic<uint32_t>) + 4095) & ~size_t{4095};
+    const size_t bytes = (fresh * sizeof(Family) + 4095) & ~size_t{4095};
     if (const auto memory = os::map_anonymous_shared(bytes)) {
-      filling.block =
-          new (std::nothrow) Block{static_cast<std::atomic<uint32_t>*>(*memory), bytes, {1}};
+      filling.block = new (std::nothrow) Block{static_cast<Family*>(*memory), bytes, {1}};
       if (filling.block == nullptr) os::unmap(*memory, bytes);
     }
   }
@@ -85,18 +97,67 @@ void add_holder_to_all(bool fresh_only) noexcept {
 
 void remove_holder_from_all() noexcept { for_each_stream(remove_one, nullptr); }
 
-void drop_holder(Stream& s) noexcept {
-  if (s.holders == nullptr) return;
-  // release pairs with sole_holder() in the other process: our last use of the stream is over.
-  s.holders->fetch_sub(1, std::memory_order_acq_rel);
-  auto* block = static_cast<Block*>(s.holders_block);
-  s.holders = nullptr;
-  s.holders_block = nullptr;
-  let_go(block);
+void drop_holder(Stream& s, int fd) noexcept {
+  if (std::exchange(s.in_exec, false)) erase_carried(fd, Way::kExec, own_key());
+  uint32_t note = std::exchange(s.note, 0);
+  if (s.holders != nullptr) {
+    // release pairs with sole_holder() in the other process: our last use of the stream is over.
+    // acquire: the last one finds the note of the family, whoever wrote it.
+    const bool last = s.holders->count.fetch_sub(1, std::memory_order_acq_rel) == 1;
+    if (last) note = s.holders->note.load(std::memory_order_acquire);
+    auto* block = static_cast<Block*>(s.holders_block);
+    s.holders = nullptr;
+    s.holders_block = nullptr;
+    let_go(block);
+  }
+  if (note != 0) erase_holder(fd, note);
 }
 
 bool sole_holder(const Stream& s) noexcept {
-  return s.holders == nullptr || s.holders->load(std::memory_order_acquire) <= 1;
+  if (s.holders != nullptr && s.holders->count.load(std::memory_order_acquire) > 1) return false;
+  const uint32_t note = note_of(s);
+  return note == 0 || !others_hold(s.fd.load(std::memory_order_relaxed), note);
 }
+
+bool write_note_locked(Stream& s, int fd) noexcept {
+  s.tx.others_moved = s.rx.others_moved = true;
+  uint32_t id = fresh_id();
+  if (s.holders == nullptr) {
+    if (s.note == 0) s.note = id;
+    id = s.note;
+  } else {
+    uint32_t none = 0;
+    // acq_rel pairs with drop_holder(): whoever counts down last takes it back.
+    if (!s.holders->note.compare_exchange_strong(none, id, std::memory_order_acq_rel)) id = none;
+  }
+  return write_holder(fd, id);
+}
+
+void leave_by_exec(Stream& s, int fd) noexcept {
+  MutexLock tx(s.tx.mutex);
+  MutexLock rx(s.rx.mutex);
+  if (s.given_away || s.in_exec || s.channel) return;
+  const Carried carried{s.connected_here, s.tx.off_tcp, s.rx.off_tcp};
+  if (!write_carried(fd, Way::kExec, own_key(), carried)) return;
+  // A child that leaves others behind: they hear of what it does from now on by notes only.
+  if (s.holders != nullptr && !write_note_locked(s, fd)) {
+    return erase_carried(fd, Way::kExec, own_key());
+  }
+  drop_holder(s, fd);
+  leave_lineages_locked(s);
+  s.in_exec = true;
+}
+
+void come_back_from_exec(Stream& s) noexcept {
+  MutexLock tx(s.tx.mutex);
+  MutexLock rx(s.rx.mutex);
+  if (!s.in_exec) return;
+  const int fd = s.fd.load(std::memory_order_relaxed);
+  if (!write_note_locked(s, fd)) return;  // the other one stays
+  s.in_exec = false;
+  erase_carried(fd, Way::kExec, own_key());
+}
+
+void holder_in_child(Stream& s) noexcept { s.in_exec = false; }
 
 }  // namespace rsock::stream

@@ -178,10 +178,14 @@ void remember_attached(Stream& s, uint64_t nonce) noexcept {
   s.attempts = 0;
 }
 
-void ask_again_later(Stream& s, uint32_t generation) noexcept {
+void ask_again_later(Stream& s, uint32_t generation, bool shared) noexcept {
+  // Another process mostly closes its copy soon, and it costs little to see whether it has.
+  constexpr uint64_t kSharedNs = 200'000'000;
   auto& later = inside().later;
-  const uint64_t pause = std::min(kLongestPauseNs, g_first_pause_ns << std::min(s.attempts, 8u));
-  ++s.attempts;
+  const uint64_t pause =
+      shared ? std::min(kSharedNs, g_first_pause_ns)
+             : std::min(kLongestPauseNs, g_first_pause_ns << std::min(s.attempts, 8u));
+  if (!shared) ++s.attempts;
   // On whole seconds (of a long pause), so that many streams are one wake-up.
   uint64_t at = monotonic_ns() + pause;
   if (pause >= kSecondNs) at = (at / kSecondNs + 1) * kSecondNs;

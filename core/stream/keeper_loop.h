@@ -111,7 +111,7 @@ void call_keeper() noexcept;
 void remember_attached(Stream& s, uint64_t nonce) noexcept;
 /// The stream is not lifted now. After 10 s, and twice as long each time up to 5 minutes, its
 /// traffic may ask again. A peer without the library costs one attempt each time.
-void ask_again_later(Stream& s, uint32_t generation) noexcept;
+void ask_again_later(Stream& s, uint32_t generation, bool shared = false) noexcept;
 /// For tests: the first of these times.
 void set_first_pause(uint64_t ns) noexcept;
 

@@ -271,7 +271,7 @@ void finish_if_adopted(Stream& s, bool lingers) noexcept {
   }
   if (channel) channel->wake_local();  // threads that still wait meet `closed`
   unlink_watchers(s);                  // one may have come while the program closed it
-  release_stream(s);
+  release_stream(s, fd);
   inside().adopted.fetch_sub(1, std::memory_order_release);
   Keeper::give_back(fd);
 }

@@ -137,7 +137,7 @@ void take_off(Lineage& l) noexcept {
     if (!s.owned_by(cell.generation)) continue;
     // Where this process has closed its copy, the lineages around it take off what is held.
     if (!given_away && s.holders != nullptr) {
-      s.holders->fetch_sub(held, std::memory_order_acq_rel);
+      s.holders->count.fetch_sub(held, std::memory_order_acq_rel);
       for_each_around(l.outer, cell.outer,
                       [held](Cell& c) { c.held.fetch_sub(held, std::memory_order_relaxed); });
     }
@@ -272,7 +272,7 @@ void parent_is_gone() noexcept {
     MutexLock tx(s.tx.mutex);
     MutexLock rx(s.rx.mutex);
     if (s.kin == i + 1 && s.holders != nullptr) {
-      s.holders->fetch_sub(1, std::memory_order_acq_rel);
+      s.holders->count.fetch_sub(1, std::memory_order_acq_rel);
     }
   }
 }
@@ -286,8 +286,9 @@ void leave_lineages_locked(Stream& s) noexcept {
 void give_away(Stream& s) noexcept {
   MutexLock tx(s.tx.mutex);
   MutexLock rx(s.rx.mutex);
+  s.given_away = true;
   // Whoever gets it is one holder more, of whose end nobody hears. (At exec one too many.)
-  if (s.holders != nullptr) s.holders->fetch_add(1, std::memory_order_acq_rel);
+  if (s.holders != nullptr) s.holders->count.fetch_add(1, std::memory_order_acq_rel);
   for_each_around(g_own, s.kin,
                   [](Cell& c) { c.held.fetch_or(kGivenAway, std::memory_order_relaxed); });
 }

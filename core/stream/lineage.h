@@ -12,9 +12,9 @@
 // A process is born once, so it is in its own lineage and, through that one's `outer`, in those of
 // its ancestors; a copy that it closes is counted down in all of them.
 //
-// What a hang-up does not tell is whether a program that was exec'ed, or that got a descriptor over
-// a Unix socket, has a copy. Who gives one away so says it first (give_away()), and that stream
-// counts one more for ever: slow, never wrong. The same for the epoll instance that two processes
+// What a hang-up does not tell is whether a program that was exec'ed has a copy. Who leaves one to
+// such a program leaves the lineages with it first, and notes tell of it (holders.h). Who gives one
+// away unseen says it (give_away()), and that stream counts one more for ever: slow, never wrong. The same for the epoll instance that two processes
 // share after a fork: its streams are *lent* (Stream::lent) until the lineage is over.
 //
 // Memory: one shared mapping (the counts) and one private one a lineage; no malloc, a child of

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <algorithm>
+#include <optional>
 
 #include "core/stream/stream.h"
 
@@ -24,6 +25,10 @@ void notice_ready(Stream& s) noexcept;
 void try_ready(Stream& s) noexcept;
 /// Sender: fixes N and goes on in the ring, if the peer is ready and nobody is in the kernel.
 void try_switch_tx(Stream& s) noexcept;
+/// How many of the program's bytes TCP has carried so far, whoever moved them: for a stream that
+/// this process has not seen from its start. Nothing: not known just now, or it has ended.
+std::optional<uint64_t> kernel_received(int fd) noexcept;
+std::optional<uint64_t> kernel_sent(const Stream& s, int fd) noexcept;
 /// A data call on TCP moved n bytes (n <= 0: none): asks for a lift when the stream is worth it.
 void note_traffic(Stream& s) noexcept;
 /// The program's next call has to fail under RSOCK_STRICT. Returns 0 or ECONNABORTED.
@@ -119,8 +124,13 @@ void abort_connection(int fd) noexcept;
 /// Why a stream that a new program has stays on TCP.
 inline constexpr Reason kSpawned = "a child process was spawned";
 
+/// Reasons that hold for this program only; the next one may lift it.
+inline constexpr Reason kExec = "exec";
+inline constexpr Reason kAtStdio = "at a number that stdio uses";
+
 /// TCP for good. Where nobody attaches a channel meanwhile: under both locks, or in a fork.
 inline void pin_locked(Stream& s, Reason reason) noexcept {
+  if (reason != kExec && reason != kAtStdio) s.strange.store(true, std::memory_order_relaxed);
   s.pinned.store(true, std::memory_order_release);
   s.not_lifted.store(reason, std::memory_order_relaxed);
 }

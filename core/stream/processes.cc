@@ -5,7 +5,8 @@
 // |---------------|------------------------------------------|-----------------|-----------------------------|
 // | fork          | all set down, holders + 1, all locked    | unlocked        | locks made anew, no keeper  |
 // | vfork, spawn  | what the child keeps is set down, pinned | nothing         | runs in our memory: nothing |
-// | exec          | all set down and pinned, replays go out  | –               | a new program               |
+// | exec          | all set down and pinned, replays go out, | (failed) notes  | a new program takes over    |
+// |               | notes for the new program (notes.h)      | of its own      | what it inherits            |
 // | exit          | replays that are owed go out, summary    | –               | –                           |
 // clang-format on
 //
@@ -83,6 +84,7 @@ void reset_in_child(Stream& s, void*) noexcept RSOCK_NO_TSA {
   s.inside.store(0, std::memory_order_relaxed);
   for (Mutex* m : {&s.tx.mutex, &s.rx.mutex, &s.watch_mutex}) m->reset_after_fork();
   drop_sleepers_in_child(s);
+  holder_in_child(s);
   s.tx.gate.reset_after_fork();
   s.rx.gate.reset_after_fork();
   if (s.tx.barred) (void)s.tx.gate.take();  // the parent's parent still sends
@@ -104,6 +106,7 @@ void reset_in_child(Stream& s, void*) noexcept RSOCK_NO_TSA {
     s.rx.state = RxState::kKernel;
     s.rx.await_replay.store(false, std::memory_order_relaxed);
     s.pinned.store(true, std::memory_order_relaxed);
+    s.strange.store(true, std::memory_order_relaxed);
   }
   if (s.lent != 0) {  // the kernel's instance is the parent's as well, and our registrations theirs
     s.lent = 0;
@@ -130,8 +133,8 @@ void drop_adopted_in_child() noexcept {
       Stream& s = *some.streams[i];
       s.adopted.store(false, std::memory_order_relaxed);
       s.orphaned.store(false, std::memory_order_relaxed);
-      os::OwnedFd(s.fd.exchange(-1, std::memory_order_relaxed)).reset();
-      release_stream(s);
+      os::OwnedFd fd(s.fd.exchange(-1, std::memory_order_relaxed));
+      release_stream(s, fd.get());
     }
   }
 }
@@ -284,14 +287,31 @@ static void reset_what_is_not_out() noexcept {
   });
 }
 
+/// The new program may take it over: whoever else has it is known, and this process used it in no
+/// way that nobody sees. What the program asked of the kernel's socket is looked at when it is to
+/// be lifted.
+static bool may_be_taken_over(int fd) noexcept {
+  const Stream* const s = FdTable::stream(fd);
+  if (s == nullptr || fd >= kMostInherited) return false;
+  return !s->strange.load(std::memory_order_relaxed);
+}
+
 void before_exec() noexcept {
   const Deadline theirs = Deadline::after_ns(kHandOverNs);
-  give_away_kept(stays_open, [](Stream&) {});
-  set_down_all("exec", true, Patience{theirs, Deadline::after_ns(0), nullptr});
+  // Before all are pinned: whom the new program can't know of, or not find.
+  give_away_kept([](int fd) { return stays_open(fd) && !may_be_taken_over(fd); }, [](Stream&) {});
+  set_down_all(kExec, true, Patience{theirs, Deadline::after_ns(0), nullptr});
   finish_own_replays(kStuckNs);
   reset_what_is_not_out();
   finish_adopted();
+  for_each_descriptor([](Stream& s, int fd) {
+    if (stays_open(fd)) leave_by_exec(s, fd);
+  });
   write_summary_for_exec();
+}
+
+void after_failed_exec() noexcept {
+  for_each_descriptor([](Stream& s, int) { come_back_from_exec(s); });
 }
 
 void before_sandbox() noexcept {

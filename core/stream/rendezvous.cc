@@ -81,7 +81,7 @@ void give_up(Seeker& a, Reason reason) noexcept {
 void not_now(Seeker& a, Reason reason) noexcept {
   if (a.over) return;
   give_up(a, reason);
-  ask_again_later(*a.stream, a.generation);
+  ask_again_later(*a.stream, a.generation, a.shared);
 }
 
 void retry_later(Attempt& a, Reason reason) noexcept {

@@ -62,9 +62,10 @@ void reset(Stream& s, int fd, bool nonblocking) noexcept {
   s.send_bound.store(SIZE_MAX, std::memory_order_relaxed);
   s.tx.full_at = 0;
   s.tx.replay_next = s.tx.off_tcp = s.rx.off_tcp = s.rx.kicked_ns = 0;
-  for (auto* flag : {&s.rx.want_ready, &s.rx.await_replay, &s.closed, &s.has_channel, &s.tx_wanted,
-                     &s.lift_asked, &s.pinned, &s.strict_failed, &s.tcp_event, &s.peer_gone,
-                     &s.tx_nospace, &s.adopted, &s.rx.fin_seen, &s.detach_due, &s.set_down_due}) {
+  for (auto* flag :
+       {&s.rx.want_ready, &s.rx.await_replay, &s.closed, &s.has_channel, &s.tx_wanted,
+        &s.lift_asked, &s.pinned, &s.strict_failed, &s.tcp_event, &s.peer_gone, &s.tx_nospace,
+        &s.adopted, &s.rx.fin_seen, &s.detach_due, &s.set_down_due, &s.strange}) {
     flag->store(false, std::memory_order_relaxed);
   }
   s.fd.store(fd, std::memory_order_relaxed);
@@ -73,6 +74,8 @@ void reset(Stream& s, int fd, bool nonblocking) noexcept {
   s.fd_refs.store(1, std::memory_order_relaxed);
   s.holders = nullptr;
   s.holders_block = nullptr;
+  s.note = 0;
+  s.in_exec = s.given_away = s.tx.others_moved = s.rx.others_moved = false;
   s.kin = s.lent = 0;
   s.nonblocking.store(nonblocking, std::memory_order_relaxed);
   s.rcv_timeout_ns.store(0, std::memory_order_relaxed);
@@ -119,13 +122,13 @@ Stream* acquire_stream(int fd, bool nonblocking) noexcept {
   return s;
 }
 
-void release_stream(Stream& s) noexcept {
+void release_stream(Stream& s, int fd) noexcept {
   add_to_totals(s);
   {
     MutexLock tx(s.tx.mutex);
     MutexLock rx(s.rx.mutex);
     leave_lineages_locked(s);
-    drop_holder(s);  // sole_holder() looks under the same locks
+    drop_holder(s, fd);  // sole_holder() looks under the same locks
   }
   s.generation.fetch_add(1, std::memory_order_release);
   g_live.fetch_sub(1, std::memory_order_relaxed);

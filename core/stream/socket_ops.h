@@ -136,8 +136,18 @@ void on_set_flags(Stream& s, int flags) noexcept;
 /// not wait for it (O_NONBLOCK, SO_SNDTIMEO); EINTR: a handler without SA_RESTART ended the wait.
 /// With `will_send` false it never waits for that. Any fd; 0 if it is not a stream.
 int pin_to_tcp(int fd, const char* reason, bool will_send = true) noexcept;
-/// The same for every fd in the SCM_RIGHTS messages of msg (sendmsg on a Unix socket).
-void pin_passed_descriptors(const msghdr* msg) noexcept;
+/// sendmsg on a Unix socket, with descriptors in it: streams among them are set down, and for
+/// whoever gets them it is written that they come (notes.h). The key of that, 0: no stream.
+/// after_passing() takes it back where the message did not go.
+uint32_t before_passing(const msghdr* msg) noexcept;
+void after_passing(const msghdr* msg, uint32_t key, bool sent) noexcept;
+/// recvmsg on a Unix socket gave these descriptors, or one of them.
+void on_descriptors_received(const msghdr* msg) noexcept;
+void on_received(int fd) noexcept;
+/// A stream has come to 0, 1 or 2, where libc reads and writes without a call that we would see.
+void leave_to_stdio(int fd) noexcept;
+/// Whether libc's FILE for this number, 0 to 2, has never been used. Set by preload/; null: yes.
+extern bool (*g_stdio_is_untouched)(int number) noexcept;
 
 // --- processes
 // ------------------------------------------------------------------------------------
@@ -164,8 +174,18 @@ void before_spawn(bool (*copied)(int fd) = nullptr) noexcept;
 /// In a child of vfork, which runs in its parent's memory: it is about to keep fd over its exec (by
 /// a copy, or without FD_CLOEXEC). Set down and pinned, for the parent as well.
 void leave_to_child(int fd) noexcept;
-/// Before exec*: sets down every stream without FD_CLOEXEC, hands over what is owed on the others.
+/// Before exec*: sets down every stream, and leaves those without FD_CLOEXEC to the new program,
+/// which finds them by what is written on them (notes.h).
 void before_exec() noexcept;
+void after_failed_exec() noexcept;
+/// Numbers below this one are looked at when a program begins.
+inline constexpr int kMostInherited = 64;
+/// In a program that has just begun: fd is a connection, which a program that had this library has
+/// left to this process.
+bool is_left_to_us(int fd) noexcept;
+/// It is a stream of ours then. With `track` false nothing will be seen of what this program does
+/// with it, and nobody lifts it any more.
+void on_inherited(int fd, bool track) noexcept;
 /// Before a seccomp filter: sets every stream down, for good; the keeper ends, the summary is
 /// written. No system call of ours follows that the program did not ask for.
 void before_sandbox() noexcept;

@@ -79,6 +79,7 @@ struct TxSide {
   bool fin_owed = false;             // FIN waits for the end of a replay
   bool barred = false;   // forked child: the parent's replay is not out; nothing is sent
   uint64_t off_tcp = 0;  // bytes of `offset` that never were on TCP; under mutex
+  bool others_moved = false;  // others have had it too since `offset` was looked at; under mutex
   size_t full_at = 0;    // a send was refused with so much room left: full until there is more
   SpinState spin;
   uint64_t replay_next = 0;  // kReplay: channel offset of the next byte to put on TCP
@@ -94,6 +95,7 @@ struct RxSide {
   bool shut = false;                  // SHUT_RD
   std::atomic<bool> fin_seen{false};  // the end was reached: recv says 0, whatever comes later
   uint64_t off_tcp = 0;               // bytes of `offset` that never were on TCP; under mutex
+  bool others_moved = false;          // as in TxSide
   SpinState spin;
   std::atomic<bool> want_ready{false};    // a channel waits for the readers to be out of the kernel
   std::atomic<bool> await_replay{false};  // frozen: bytes are owed to us on TCP
@@ -102,6 +104,13 @@ struct RxSide {
 
 /// Why a stream is not lifted: literals, so that pointers can be kept and compared.
 using Reason = const char*;
+
+/// Of a stream that was there at a fork, in memory that its family shares: the processes that came
+/// by forks from the one that forked first.
+struct Family {
+  std::atomic<uint32_t> count;  // how many of them hold it
+  std::atomic<uint32_t> note;   // their holder's note (notes.h); 0: none, nobody else ever had it
+};
 
 class Stream : public boost::intrusive::list_base_hook<
                    boost::intrusive::link_mode<boost::intrusive::normal_link>> {
@@ -121,9 +130,14 @@ class Stream : public boost::intrusive::list_base_hook<
   std::atomic<bool> orphaned{false};
   // Adopted, and the thread that closed it waits (SO_LINGER) and finishes it; under both locks.
   bool awaited = false;
-  std::atomic<uint32_t>* holders =
-      nullptr;  // processes that hold it, in memory they share; null: only us
+  Family* holders = nullptr;  // null: this process is a family of one
   void* holders_block = nullptr;
+  // holders.h. Under both locks. Beside the family there are, or were, others who hold it: the note
+  // of this process (0: no others; with `holders` it is in there), the note of an exec that is
+  // under way or has failed, and whether some hold it of whom nobody will hear.
+  uint32_t note = 0;
+  bool in_exec = false;
+  bool given_away = false;
   // lineage.h. Under both locks (`lent` changes in a fork and in the keeper only): where this
   // process, a forked one, counts it (place + 1; 0: nowhere), and how many lineages share an epoll
   // instance that has it.
@@ -152,6 +166,7 @@ class Stream : public boost::intrusive::list_base_hook<
   std::atomic<uint32_t> calls{0};       // intercepted data calls on TCP, until it is asked for
   std::atomic<bool> lift_asked{false};
   std::atomic<bool> pinned{false};          // TCP for good
+  std::atomic<bool> strange{false};         // and so it is in a program that takes it over
   std::atomic<Reason> not_lifted{nullptr};  // the last reason
   std::atomic<bool> strict_failed{false};   // RSOCK_STRICT: next call fails
   bool ever_attached = false;               // keeper only: a channel was agreed on
@@ -196,8 +211,9 @@ class Stream : public boost::intrusive::list_base_hook<
 // --- slab.cc ---
 /// A fresh stream for a connected TCP socket, or null (no memory: the socket stays plain TCP).
 Stream* acquire_stream(int fd, bool nonblocking) noexcept;
-/// Counters go to the process totals; the object may be recycled.
-void release_stream(Stream& s) noexcept;
+/// Counters go to the process totals; the object may be recycled. `fd`: a number of its file that
+/// is still there, for what is written on it (notes.h).
+void release_stream(Stream& s, int fd) noexcept;
 /// Streams that exist now.
 int live_streams() noexcept;
 /// Over a fork: the slab stays locked and every stream in use with it, level by level in lock

@@ -225,7 +225,7 @@ void close_for_good(Stream& s, int fd) noexcept {
   if (!close_last(s, fd, &last)) return;
   unlink_watchers(s);
   last.reset();
-  release_stream(s);
+  release_stream(s, fd);
 }
 
 }  // namespace

@@ -108,6 +108,7 @@ static bool fail_locked(Stream& s, Reason reason, int error) noexcept
   count_refusal(reason);
   RSOCK_LOG(kError, "fd %d: %s: connection reset", fd, reason);
   s.pinned.store(true, std::memory_order_relaxed);
+  s.strange.store(true, std::memory_order_relaxed);
   end_in_kernel_locked(s, fd, error);
   if (s.tx.state != TxState::kKernel) finish_tx_locked(s);
   s.tx.ring_done = true;

@@ -6,6 +6,8 @@
 #include <netinet/in.h>
 #include <sys/ioctl.h>
 
+#include <utility>
+
 #include "core/base/config.h"
 #include "core/base/deadline.h"
 #include "core/base/log.h"
@@ -13,43 +15,116 @@
 #include "core/stream/holders.h"
 #include "core/stream/keeper.h"
 #include "core/stream/moves.h"
+#include "core/stream/socket_ops.h"
 
 namespace rsock::stream {
 namespace {
 
-bool tcp_info(int fd, tcp_info* info) noexcept {
-  socklen_t len = sizeof(*info);
-  return os::getsockopt(fd, IPPROTO_TCP, TCP_INFO, info, &len).has_value();
+constexpr Reason kUnseen = "used without our seeing it";
+constexpr int kEstablished = 1;  // include/net/tcp_states.h
+constexpr int kCloseWait = 8;
+
+/// A count of the kernel's and how much of it is still queued, read at one moment.
+struct Counted {
+  struct tcp_info info;
+  uint64_t queued;
+};
+
+enum class Asked { kAnswered, kNotKnown, kTooLively };
+
+Asked ask_counts(int fd, unsigned long queue, Counted* counted) noexcept {
+  for (int i = 0; i < 8; ++i) {
+    const auto before = os::ioctl_int(fd, queue);
+    socklen_t len = sizeof(counted->info);
+    counted->info = {};
+    if (!before || !os::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &counted->info, &len)) {
+      return Asked::kNotKnown;  // an old kernel
+    }
+    const auto after = os::ioctl_int(fd, queue);
+    if (!after || *before != *after) continue;  // bytes came or went in between: ask again
+    counted->queued = static_cast<uint64_t>(*after);
+    return Asked::kAnswered;
+  }
+  return Asked::kTooLively;
 }
 
 /// Does the kernel agree with our count of received bytes? If not, somebody reads this connection
-/// without our seeing it (stdio inside libc, io_uring, another process), and it must stay on TCP.
-/// tcpi_bytes_received counts a received FIN (net/ipv4/tcp_input.c, tcp_fin).
+/// without our seeing it (stdio inside libc, io_uring, another process). Without an answer there is
+/// no proof against it. tcpi_bytes_received counts a received FIN (net/ipv4/tcp_input.c, tcp_fin).
 bool kernel_agrees_on_received(int fd, uint64_t offset) noexcept {
-  for (int i = 0; i < 8; ++i) {
-    struct tcp_info info {};
-    const auto before = os::ioctl_int(fd, SIOCINQ);
-    if (!before || !tcp_info(fd, &info)) return true;  // an old kernel: no second opinion
-    const auto after = os::ioctl_int(fd, SIOCINQ);
-    if (!after || *before != *after) continue;  // bytes arrived in between: ask again
-    const uint64_t taken = info.tcpi_bytes_received - static_cast<uint64_t>(*after);
-    return taken == offset || taken == offset + 1;
-  }
-  return true;  // too lively to compare: no proof against it
+  Counted c;
+  if (ask_counts(fd, SIOCINQ, &c) != Asked::kAnswered) return true;
+  const uint64_t taken = c.info.tcpi_bytes_received - c.queued;
+  return taken == offset || taken == offset + 1;
 }
 
 /// The same for sent bytes; tcpi_bytes_acked counts our SYN if we connected.
 bool kernel_agrees_on_sent(int fd, uint64_t offset) noexcept {
-  for (int i = 0; i < 8; ++i) {
-    struct tcp_info info {};
-    const auto before = os::ioctl_int(fd, SIOCOUTQ);
-    if (!before || !tcp_info(fd, &info)) return true;
-    const auto after = os::ioctl_int(fd, SIOCOUTQ);
-    if (!after || *before != *after) continue;
-    const uint64_t given = info.tcpi_bytes_acked + static_cast<uint64_t>(*after);
-    return given == offset || given == offset + 1;
+  Counted c;
+  if (ask_counts(fd, SIOCOUTQ, &c) != Asked::kAnswered) return true;
+  const uint64_t given = c.info.tcpi_bytes_acked + c.queued;
+  return given == offset || given == offset + 1;
+}
+
+/// Numbers at which libc may read and write past us.
+bool is_at_stdio(const Stream& s) noexcept {
+  return FdTable::stream(0) == &s || FdTable::stream(1) == &s || FdTable::stream(2) == &s;
+}
+
+bool stdio_is_untouched(const Stream& s) noexcept {
+  for (int number = 0; number <= 2; ++number) {
+    if (FdTable::stream(number) == &s && g_stdio_is_untouched != nullptr &&
+        !g_stdio_is_untouched(number)) {
+      return false;
+    }
   }
   return true;
+}
+
+enum class Count { kAgrees, kTaken, kUnseen };
+
+/// Gate taken, nobody else has the stream: is what this direction has moved over TCP what we know
+/// of? Where others had it since we looked, they may have moved more. Then the kernel's count is
+/// taken, and the stream lifted a little later: if it moves without us again, it is not by others.
+Count settle(std::atomic<uint64_t>& offset, uint64_t off_tcp, bool& others_moved,
+             std::optional<uint64_t> exact, bool agrees) noexcept {
+  if (!std::exchange(others_moved, false)) return agrees ? Count::kAgrees : Count::kUnseen;
+  if (!exact) return Count::kUnseen;
+  const uint64_t before = offset.exchange(*exact + off_tcp, std::memory_order_relaxed);
+  return before == *exact + off_tcp ? Count::kAgrees : Count::kTaken;
+}
+
+Count settle_received_locked(Stream& s) noexcept RSOCK_REQUIRES(s.rx.mutex) {
+  if (!stdio_is_untouched(s)) return Count::kUnseen;
+  const int fd = s.fd.load(std::memory_order_relaxed);
+  const uint64_t counted = s.rx.offset.load(std::memory_order_relaxed) - s.rx.off_tcp;
+  const bool others = s.rx.others_moved;
+  return settle(s.rx.offset, s.rx.off_tcp, s.rx.others_moved,
+                others ? kernel_received(fd) : std::nullopt,
+                others || kernel_agrees_on_received(fd, counted));
+}
+
+Count settle_sent_locked(Stream& s) noexcept RSOCK_REQUIRES(s.tx.mutex) {
+  if (!stdio_is_untouched(s)) return Count::kUnseen;
+  const int fd = s.fd.load(std::memory_order_relaxed);
+  const uint64_t counted = s.tx.offset.load(std::memory_order_relaxed) - s.tx.off_tcp;
+  const bool others = s.tx.others_moved;
+  return settle(s.tx.offset, s.tx.off_tcp, s.tx.others_moved,
+                others ? kernel_sent(s, fd) : std::nullopt,
+                others || kernel_agrees_on_sent(fd, counted));
+}
+
+/// No lift with this count.
+void leave_on_tcp(Stream& s, Count count) noexcept {
+  if (count == Count::kAgrees) return;
+  if (count == Count::kUnseen) (void)pin(s, kUnseen);
+  set_down(s, count == Count::kUnseen ? kUnseen : "others moved bytes of it");
+}
+
+/// At 0, 1 or 2 a direction is lifted only where the program has shown that it uses calls for it,
+/// and not libc's FILE: so many bytes of that direction went by calls.
+bool shown_to_use_calls(const Stream& s, const std::atomic<uint64_t>& moved) noexcept {
+  return !is_at_stdio(s) || moved.load(std::memory_order_relaxed) != 0;
 }
 
 /// Descriptor flags and timeouts as the kernel has them: they may have been set before we looked.
@@ -87,6 +162,22 @@ void look_for_ready(Stream& s) noexcept {
 }
 
 }  // namespace
+
+std::optional<uint64_t> kernel_received(int fd) noexcept {
+  Counted c;
+  if (ask_counts(fd, SIOCINQ, &c) != Asked::kAnswered) return std::nullopt;
+  const uint64_t taken = c.info.tcpi_bytes_received - c.queued;
+  if (c.info.tcpi_state == kEstablished) return taken;
+  if (c.info.tcpi_state == kCloseWait) return taken - 1;
+  return std::nullopt;
+}
+
+std::optional<uint64_t> kernel_sent(const Stream& s, int fd) noexcept {
+  Counted c;
+  if (ask_counts(fd, SIOCOUTQ, &c) != Asked::kAnswered) return std::nullopt;
+  if (c.info.tcpi_state != kEstablished && c.info.tcpi_state != kCloseWait) return std::nullopt;
+  return c.info.tcpi_bytes_acked + c.queued - (s.connected_here ? 1 : 0);
+}
 
 void note_traffic(Stream& s) noexcept {
   if (s.lift_asked.load(std::memory_order_relaxed)) {
@@ -163,7 +254,7 @@ void notice_ready(Stream& s) noexcept {
 }
 
 void try_ready(Stream& s) noexcept {
-  bool disagree = false;
+  Count count = Count::kAgrees;
   {
     MutexLock lock(s.rx.mutex);
     if (!s.rx.want_ready.load(std::memory_order_relaxed) || !s.channel) return;
@@ -174,26 +265,22 @@ void try_ready(Stream& s) noexcept {
       if (s.rx.state == RxState::kKernel) s.rx.ring_done = true;
       return;
     }
+    if (!shown_to_use_calls(s, s.received[0])) return;
     if (!s.rx.gate.take()) return;  // whoever leaves the kernel last comes here again
     s.rx.want_ready.store(false, std::memory_order_relaxed);
     s.rx.state = RxState::kTcp;
-    disagree =
-        !kernel_agrees_on_received(s.fd.load(std::memory_order_relaxed),
-                                   s.rx.offset.load(std::memory_order_relaxed) - s.rx.off_tcp);
-    if (!disagree) {
+    count = settle_received_locked(s);
+    if (count == Count::kAgrees) {
       s.channel->rx_set_ready();
       s.channel->wake_peer();
       Keeper::kick_peer_locked(s);
     }
   }
-  if (disagree) {
-    s.pinned.store(true, std::memory_order_relaxed);
-    set_down(s, "used without our seeing it");
-  }
+  leave_on_tcp(s, count);
 }
 
 void try_switch_tx(Stream& s) noexcept {
-  bool disagree = false;
+  Count count = Count::kAgrees;
   {
     MutexLock lock(s.tx.mutex);
     if (!s.tx_wanted.load(std::memory_order_relaxed)) return;
@@ -211,10 +298,12 @@ void try_switch_tx(Stream& s) noexcept {
       s.channel->tx_set_replayed();
       return;
     }
+    if (!shown_to_use_calls(s, s.sent[0])) return;
     if (!s.tx.gate.take()) return;
     s.tx_wanted.store(false, std::memory_order_relaxed);
-    const uint64_t offset = s.tx.offset.load(std::memory_order_relaxed);
-    if (kernel_agrees_on_sent(s.fd.load(std::memory_order_relaxed), offset - s.tx.off_tcp)) {
+    count = settle_sent_locked(s);
+    if (count == Count::kAgrees) {
+      const uint64_t offset = s.tx.offset.load(std::memory_order_relaxed);
       s.tx.state = TxState::kRing;
       s.channel->tx_set_start(offset);
       s.channel->wake_peer();
@@ -223,13 +312,9 @@ void try_switch_tx(Stream& s) noexcept {
                 s.fd.load(std::memory_order_relaxed), static_cast<unsigned long long>(offset));
     } else {
       s.tx.gate.give_back();
-      disagree = true;
     }
   }
-  if (disagree) {
-    s.pinned.store(true, std::memory_order_relaxed);
-    set_down(s, "used without our seeing it");
-  }
+  leave_on_tcp(s, count);
 }
 
 }  // namespace rsock::stream

@@ -11,7 +11,6 @@
 #include "core/base/try_copy.h"
 #include "core/os/os.h"
 #include "core/stream/hand_over.h"
-#include "core/stream/lineage.h"
 #include "core/stream/moves.h"
 #include "core/stream/socket_ops.h"
 
@@ -248,6 +247,12 @@ int pin_to_tcp(int fd, const char* reason, bool will_send) noexcept {
   const uint32_t generation = s->generation.load(std::memory_order_acquire);
   const HandlerWatch since;
   if (FdTable::stream(fd) != s || !pin(*s, reason)) return 0;
+  return leave_to_kernel(*s, generation, reason, will_send, since);
+}
+
+int leave_to_kernel(Stream& stream, uint32_t generation, Reason reason, bool will_send,
+                    const HandlerWatch& since) noexcept {
+  Stream* const s = &stream;
   // What the call sends must come behind our replay. That waits for the peer to read, as a send
   // would: with its limits, and not at all without blocking.
   const bool wait = will_send && !s->nonblocking.load(std::memory_order_relaxed);
@@ -275,21 +280,6 @@ int pin_to_tcp(int fd, const char* reason, bool will_send) noexcept {
   return e == -EINTR ? EINTR : EAGAIN;
 }
 
-void pin_passed_descriptors(const msghdr* msg) noexcept {
-  if (msg == nullptr || msg->msg_control == nullptr) return;
-  // (The caller has seen that both can be read.)
-  auto* header = const_cast<msghdr*>(msg);
-  for (cmsghdr* c = CMSG_FIRSTHDR(header); c != nullptr; c = CMSG_NXTHDR(header, c)) {
-    if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS || c->cmsg_len < CMSG_LEN(0))
-      continue;
-    const size_t count = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-    const auto* fds = reinterpret_cast<const int*>(CMSG_DATA(c));
-    for (size_t i = 0; i < count; ++i) {
-      if (Stream* s = FdTable::stream(fds[i]); s != nullptr) give_away(*s);
-      if (FdTable::kind(fds[i]) == FdKind::kEpoll) give_instance_away();
-      pin_to_tcp(fds[i], "passed to another process");
-    }
-  }
-}
+void leave_to_stdio(int fd) noexcept { (void)pin_to_tcp(fd, kAtStdio); }
 
 }  // namespace rsock::stream

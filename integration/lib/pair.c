@@ -277,6 +277,13 @@ void pong_until_lifted(int fd) {
   } while (!last);
 }
 
+void learn_lift_limit(void) {
+  const char* within = getenv("PAIR_LIFT_MS");
+  lift_within_ms = within != NULL ? atoi(within) : 0;
+}
+
+int lift_limit_ms(void) { return lift_within_ms; }
+
 uint64_t tcp_carried(int fd) { return tcp_bytes(fd); }
 
 void show_lifted(const char* label, int fd, uint64_t carried) {

@@ -109,6 +109,10 @@ void pong_until_lifted(int fd);
  * "yes" as well: everything is where it belongs. */
 uint64_t tcp_carried(int fd);
 void show_lifted(const char* label, int fd, uint64_t carried);
+/* In a program that a role has become by exec: as pair_main does for the roles. */
+void learn_lift_limit(void);
+/* How long a lift may take; 0: none is due. */
+int lift_limit_ms(void);
 /* Between rounds of a traffic that both roles make: whether another is due, because one of them still uses TCP. */
 bool not_lifted_yet(struct Pair*);
 

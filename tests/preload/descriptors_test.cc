@@ -238,7 +238,8 @@ TEST_F(Descriptors, ExecAndSpawnAreTold) {
   wait_for(pid);
   EXPECT_EQ(::system("exit 0"), 0);
   EXPECT_EQ(::pclose(::popen("exit 0", "r")), 0);
-  EXPECT_THAT(calls(), ElementsAre("before_exec", "before_spawn", "before_spawn", "before_spawn"));
+  EXPECT_THAT(calls(), ElementsAre("before_exec", "after_failed_exec", "before_spawn",
+                                   "before_spawn", "before_spawn"));
 }
 
 TEST_F(Descriptors, ASpawnWithActionsKnowsWhatTheyCopy) {

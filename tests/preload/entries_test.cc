@@ -287,7 +287,7 @@ TEST_F(Entries, ControlDataKeepsTheStreamOnTcp) {
   EXPECT_THAT(calls(), IsEmpty());
   behaviour().may_matter = true;
   EXPECT_EQ(::sendmsg(ours(), &msg, 0), 1);
-  EXPECT_THAT(calls(), ElementsAre("pin_passed_descriptors"));
+  EXPECT_THAT(calls(), ElementsAre("before_passing", "after_passing 5 1"));
 }
 
 TEST_F(Entries, ABadHeaderPointerIsForTheKernelToFind) {

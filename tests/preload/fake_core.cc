@@ -143,7 +143,19 @@ int pin_to_tcp(int fd, const char* reason, bool) noexcept {
   note("pin_to_tcp %d %s", fd, reason);
   return behaviour().pins ? 0 : EAGAIN;
 }
-void pin_passed_descriptors(const msghdr*) noexcept { note("pin_passed_descriptors"); }
+void leave_to_stdio(int fd) noexcept { note("leave_to_stdio %d", fd); }
+bool (*g_stdio_is_untouched)(int) noexcept = nullptr;
+uint32_t before_passing(const msghdr*) noexcept {
+  note("before_passing");
+  return 5;
+}
+void after_passing(const msghdr*, uint32_t key, bool sent) noexcept {
+  note("after_passing %u %d", key, sent);
+}
+void on_descriptors_received(const msghdr*) noexcept { note("on_descriptors_received"); }
+bool is_left_to_us(int) noexcept { return false; }
+void on_inherited(int fd, bool track) noexcept { note("on_inherited %d %d", fd, track); }
+void after_failed_exec() noexcept { note("after_failed_exec"); }
 void prepare_fork() noexcept { note("prepare_fork"); }
 void before_fork() noexcept { note("before_fork"); }
 void after_fork_parent(bool failed) noexcept { note("after_fork_parent %d", failed); }

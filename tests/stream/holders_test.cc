@@ -20,7 +20,7 @@ class Holders : public ::testing::Test {
 TEST_F(Holders, AStreamThatNeverMetAForkIsOursAlone) {
   Connection c = Connection::make();
   EXPECT_TRUE(sole_holder(*FdTable::stream(c.left)));
-  drop_holder(*FdTable::stream(c.left));
+  drop_holder(*FdTable::stream(c.left), c.left);
   EXPECT_TRUE(sole_holder(*FdTable::stream(c.left)));
 }
 

@@ -173,7 +173,7 @@ TEST_F(Lineages, TheOneInTheMiddleClosesFirst) {
   go();
   wait_for(child);
   EXPECT_TRUE(lifted_again());
-  EXPECT_EQ(left().holders->load(), 1u);
+  EXPECT_EQ(left().holders->count.load(), 1u);
 }
 
 TEST_F(Lineages, TheChildrenOfTheChildBelongToIt) {
@@ -207,11 +207,11 @@ TEST_F(Lineages, AGrandchildThatIsTakenOffByItsParentIsNotTakenOffByTheFirst) {
   char byte;
   ASSERT_EQ(::read(told[0], &byte, 1), 1);
   expect_on_tcp();
-  EXPECT_EQ(left().holders->load(), 2u) << "the parent and the child";
+  EXPECT_EQ(left().holders->count.load(), 2u) << "the parent and the child";
   go();
   wait_for(child);
   EXPECT_TRUE(lifted_again());
-  EXPECT_EQ(left().holders->load(), 1u);
+  EXPECT_EQ(left().holders->count.load(), 1u);
   ::close(told[0]);
   ::close(told[1]);
 }
