@@ -14,8 +14,9 @@
 //
 // What a hang-up does not tell is whether a program that was exec'ed has a copy. Who leaves one to
 // such a program leaves the lineages with it first, and notes tell of it (holders.h). Who gives one
-// away unseen says it (give_away()), and that stream counts one more for ever: slow, never wrong. The same for the epoll instance that two processes
-// share after a fork: its streams are *lent* (Stream::lent) until the lineage is over.
+// away unseen says it (give_away()), and that stream counts one more for ever: slow, never wrong.
+// The same for the epoll instance that two processes share after a fork: its streams are *lent*
+// (Stream::lent) until the lineage is over.
 //
 // Memory: one shared mapping (the counts) and one private one a lineage; no malloc, a child of
 // _Fork has none. Descriptors: one in the parent until the lineage is over or none of its streams
