@@ -59,6 +59,12 @@ void add_one(Stream& s, void* arg) noexcept {
   Family& family = filling->block->cells[filling->next++];
   filling->block->live.fetch_add(1, std::memory_order_relaxed);
   family.note.store(std::exchange(s.note, 0), std::memory_order_relaxed);
+  // Another thread is on its way into exec, and out of this family: the next program has to know.
+  if (s.in_exec) {
+    family.note.store(fresh_id(), std::memory_order_relaxed);
+    (void)write_holder(s.fd.load(std::memory_order_relaxed),
+                       family.note.load(std::memory_order_relaxed));
+  }
   family.count.store(2, std::memory_order_release);
   s.holders = &family;
   s.holders_block = filling->block;

@@ -101,16 +101,16 @@ void on_inherited(int fd, bool track) noexcept {
 void on_received(int fd) noexcept {
   if (FdTable::word(fd) != 0 || !is_tcp(fd)) return;
   const auto key = find_passing(fd);
-  if (!key) return;
+  // Whatever is written: a number of what this process has (MSG_PEEK gives one as well).
   const int other = other_number(fd);
   if (other >= 0) {
     on_dup(other, fd);
   } else {
-    const auto carried = read_carried(fd, Way::kPassing, *key);
-    if (!carried) return;  // its note stays: nobody lifts this one any more
+    const auto carried = key ? read_carried(fd, Way::kPassing, *key) : std::nullopt;
+    if (!carried) return;  // a note that is not whole stays: nobody lifts this one any more
     if (!take_over(fd, *carried)) mark_for_good(fd);
   }
-  erase_carried(fd, Way::kPassing, *key);
+  if (key) erase_carried(fd, Way::kPassing, *key);
 }
 
 }  // namespace rsock::stream

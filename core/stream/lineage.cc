@@ -10,6 +10,7 @@
 #include "core/stream/keeper.h"
 #include "core/stream/keeper_loop.h"
 #include "core/stream/moves.h"
+#include "core/stream/notes.h"
 
 namespace rsock::stream {
 namespace {
@@ -287,6 +288,7 @@ void give_away(Stream& s) noexcept {
   MutexLock tx(s.tx.mutex);
   MutexLock rx(s.rx.mutex);
   s.given_away = true;
+  if (s.in_exec) (void)write_holder(s.fd.load(std::memory_order_relaxed), fresh_id());
   // Whoever gets it is one holder more, of whose end nobody hears. (At exec one too many.)
   if (s.holders != nullptr) s.holders->count.fetch_add(1, std::memory_order_acq_rel);
   for_each_around(g_own, s.kin,
@@ -310,6 +312,11 @@ void look_at_lineages() noexcept {
       take_off(*l);
     }
   }
+}
+
+void settle_lineages() noexcept {
+  MutexLock lock(inside().mutex);
+  look_at_lineages();
 }
 
 void tidy_lineages() noexcept {

@@ -54,6 +54,9 @@ void give_instance_away() noexcept;
 /// Why a stream that is lent is not lifted.
 inline constexpr Reason kLentReason = "in an epoll instance shared with a forked process";
 
+/// Takes off at once what is over: who is left of the family is about to matter.
+void settle_lineages() noexcept;
+
 // --- the keeper, under its mutex ---
 /// The thread began: what was forked before is watched from here on.
 void watch_lineages() noexcept;

@@ -296,10 +296,21 @@ static bool may_be_taken_over(int fd) noexcept {
   return !s->strange.load(std::memory_order_relaxed);
 }
 
+static bool keeps_an_instance() noexcept {
+  for (int fd = 0; fd <= FdTable::highest(); ++fd) {
+    if (FdTable::kind(fd) == FdKind::kEpoll && stays_open(fd)) return true;
+  }
+  return false;
+}
+
 void before_exec() noexcept {
   const Deadline theirs = Deadline::after_ns(kHandOverNs);
-  // Before all are pinned: whom the new program can't know of, or not find.
-  give_away_kept([](int fd) { return stays_open(fd) && !may_be_taken_over(fd); }, [](Stream&) {});
+  // Before all are pinned: what the new program can't know of, or not find. One that watches them
+  // in an instance which it inherits would not hear of what comes over a channel.
+  const bool watched = keeps_an_instance();
+  give_away_kept([=](int fd) { return stays_open(fd) && (watched || !may_be_taken_over(fd)); },
+                 [](Stream&) {});
+  settle_lineages();
   set_down_all(kExec, true, Patience{theirs, Deadline::after_ns(0), nullptr});
   finish_own_replays(kStuckNs);
   reset_what_is_not_out();
