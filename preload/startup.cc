@@ -137,11 +137,12 @@ void log_complaints() noexcept {
 
 void protect_internal_descriptors() noexcept {
   stream::set_own_process([]() noexcept { return own_process(); });
-  stream::g_stdio_is_untouched = [](int number) noexcept {
-    const FILE* const files[] = {stdin, stdout, stderr};
-    for (const FILE* file : files) {
-      // A FILE gets its buffer with its first use.
-      if (file != nullptr && file->_fileno == number && file->_IO_buf_base != nullptr) return false;
+  stream::g_stdio_is_idle = [](int number) noexcept {
+    for (const FILE* file : {stdin, stdout, stderr}) {
+      if (file != nullptr && file->_fileno == number &&
+          file->_IO_write_ptr != file->_IO_write_base) {
+        return false;
+      }
     }
     return true;
   };

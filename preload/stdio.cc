@@ -1,11 +1,10 @@
 // stdio at 0, 1 and 2: libc reads and writes there by itself, past us.
 //
-// A program that inetd has started may use calls, or the FILEs that libc has for these numbers. A
-// stream there is lifted when it has shown that it uses calls (core/stream/stream_lift.cc). These
-// entries are for the program that turns to a FILE later: before libc's buffer has its first byte
-// the stream is set down, and stays on TCP. So does nothing at its end, when libc writes out what
-// it still has: that has begun with one of these. (fdopen is in files.cc: its numbers are let go
-// of.)
+// A program that inetd has started may use calls, or the FILEs that libc has for these numbers, or
+// both (git does). A stream there is lifted when it has shown that it uses calls
+// (core/stream/stream_lift.cc), and is on TCP while one of these is inside (core/stream/stdio.cc).
+// What a FILE still has at exit, and at fclose, meets before_exit() and files.cc. (fdopen is there,
+// too: its numbers are let go of.)
 //
 // For any other FILE it costs two loads.
 
@@ -16,15 +15,35 @@
 namespace rsock::preload {
 namespace {
 
-inline void leave(const FILE* file) noexcept {
-  if (file == nullptr) return;  // fflush: of all, which have met this before
-  const int fd = file->_fileno;
-  if (static_cast<unsigned>(fd) <= 2 && FdTable::word(fd) != 0) [[unlikely]] {
+class Visit {
+ public:
+  explicit Visit(const FILE* file) noexcept {
+    if (file == nullptr) return;
+    const int fd = file->_fileno;
+    if (static_cast<unsigned>(fd) <= 2 && FdTable::word(fd) != 0) [[unlikely]]
+      begin(fd);
+  }
+  ~Visit() {
+    if (stream_ != nullptr) [[unlikely]]
+      end();
+  }
+  Visit(const Visit&) = delete;
+  Visit& operator=(const Visit&) = delete;
+
+ private:
+  [[gnu::noinline]] void begin(int fd) noexcept {
     const int before = errno;
-    stream::leave_to_stdio(fd);
+    stream_ = stream::begin_stdio(fd);
     errno = before;
   }
-}
+  [[gnu::noinline]] void end() noexcept {
+    const int before = errno;
+    stream::end_stdio(*stream_);
+    errno = before;
+  }
+
+  Stream* stream_ = nullptr;
+};
 
 }  // namespace
 }  // namespace rsock::preload
@@ -35,14 +54,14 @@ using namespace rsock::preload;
 /// The name does it, once the stream below `file` is on TCP.
 #define RSOCK_STDIO(type, name, parameters, file, arguments) \
   RSOCK_EXPORT type name parameters {                        \
-    leave(file);                                             \
+    const Visit visit(file);                                 \
     return real.name arguments;                              \
   }
 
 // libc declares these variadic: each has a sibling that takes a list.
 #define RSOCK_STDIO_LIST(name, parameters, last, file, call) \
   RSOCK_EXPORT int name parameters {                         \
-    leave(file);                                             \
+    const Visit visit(file);                                 \
     va_list list;                                            \
     va_start(list, last);                                    \
     const int result = real.call;                            \
@@ -85,8 +104,6 @@ RSOCK_STDIO(size_t, fwrite, (const void* from, size_t size, size_t n, FILE* file
             (from, size, n, file))
 RSOCK_STDIO(size_t, fwrite_unlocked, (const void* from, size_t size, size_t n, FILE* file), file,
             (from, size, n, file))
-RSOCK_STDIO(int, fflush, (FILE * file), file, (file))
-RSOCK_STDIO(int, fflush_unlocked, (FILE * file), file, (file))
 RSOCK_STDIO(int, __overflow, (FILE * file, int c), file, (file, c))
 
 RSOCK_STDIO(int, vfwprintf, (FILE * file, const wchar_t* format, va_list list), file,
@@ -120,6 +137,16 @@ RSOCK_STDIO(wint_t, putwchar, (wchar_t c), stdout, (c))
 RSOCK_STDIO(wint_t, putwchar_unlocked, (wchar_t c), stdout, (c))
 RSOCK_STDIO(wint_t, __woverflow, (FILE * file, wint_t c), file, (file, c))
 
+/// Null: of all.
+#define RSOCK_FLUSH(name)                                    \
+  RSOCK_EXPORT int name(FILE* file) {                        \
+    const Visit visit(file != nullptr ? file : stdout);      \
+    const Visit another(file != nullptr ? nullptr : stderr); \
+    return real.name(file);                                  \
+  }
+RSOCK_FLUSH(fflush)
+RSOCK_FLUSH(fflush_unlocked)
+
 // --- what went wrong: on stderr --------------------------------------------------------------
 
 RSOCK_STDIO(void, perror, (const char* text), stderr, (text))
@@ -129,13 +156,13 @@ RSOCK_STDIO(void, vwarn, (const char* format, va_list list), stderr, (format, li
 RSOCK_STDIO(void, vwarnx, (const char* format, va_list list), stderr, (format, list))
 
 RSOCK_EXPORT void verr(int status, const char* format, va_list list) {
-  leave(stderr);
+  const Visit visit(stderr);
   real.verr(status, format, list);
   __builtin_unreachable();
 }
 
 RSOCK_EXPORT void verrx(int status, const char* format, va_list list) {
-  leave(stderr);
+  const Visit visit(stderr);
   real.verrx(status, format, list);
   __builtin_unreachable();
 }
@@ -212,7 +239,7 @@ RSOCK_STDIO(int, __isoc99_vfscanf, (FILE * file, const char* format, va_list lis
 // Headers give scanf and its kin other names, according to the language.
 RSOCK_EXPORT int rsock_vfscanf(FILE* file, const char* format, va_list list) asm("vfscanf");
 RSOCK_EXPORT int rsock_vfscanf(FILE* file, const char* format, va_list list) {
-  leave(file);
+  const Visit visit(file);
   return real.vfscanf(file, format, list);
 }
 
@@ -224,7 +251,7 @@ RSOCK_STDIO_LIST(rsock_scanf, (const char* format, ...), format, stdin,
                  vfscanf(stdin, format, list))
 RSOCK_EXPORT int rsock_vscanf(const char* format, va_list list) asm("vscanf");
 RSOCK_EXPORT int rsock_vscanf(const char* format, va_list list) {
-  leave(stdin);
+  const Visit visit(stdin);
   return real.vfscanf(stdin, format, list);
 }
 
@@ -236,6 +263,6 @@ RSOCK_STDIO_LIST(rsock_isoc99_scanf, (const char* format, ...), format, stdin,
                  __isoc99_vfscanf(stdin, format, list))
 RSOCK_EXPORT int rsock_isoc99_vscanf(const char* format, va_list list) asm("__isoc99_vscanf");
 RSOCK_EXPORT int rsock_isoc99_vscanf(const char* format, va_list list) {
-  leave(stdin);
+  const Visit visit(stdin);
   return real.__isoc99_vfscanf(stdin, format, list);
 }

@@ -16,7 +16,7 @@
 
 namespace rsock::stream {
 
-bool (*g_stdio_is_untouched)(int number) noexcept = nullptr;
+bool (*g_stdio_is_idle)(int number) noexcept = nullptr;
 
 namespace {
 

@@ -73,6 +73,9 @@ inline void note_told(Stream& s, long result) noexcept {
   }
 }
 
+/// So many times a stream at 0, 1 or 2 is set down for stdio, then it stays.
+inline constexpr uint32_t kMostStdioMoves = 8;
+
 // --- stream_down.cc, stream_fail.cc ---
 /// The peer froze our direction at channel offset x, or is gone: [x, tail) must go to TCP first.
 void begin_replay_locked(Stream& s, uint64_t x) noexcept RSOCK_REQUIRES(s.tx.mutex);

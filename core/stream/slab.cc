@@ -75,6 +75,7 @@ void reset(Stream& s, int fd, bool nonblocking) noexcept {
   s.holders = nullptr;
   s.holders_block = nullptr;
   s.note = 0;
+  s.stdio_moves.store(0, std::memory_order_relaxed);
   s.in_exec = s.given_away = s.tx.others_moved = s.rx.others_moved = false;
   s.kin = s.lent = 0;
   s.nonblocking.store(nonblocking, std::memory_order_relaxed);

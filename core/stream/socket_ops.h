@@ -146,8 +146,15 @@ void on_descriptors_received(const msghdr* msg) noexcept;
 void on_received(int fd) noexcept;
 /// A stream has come to 0, 1 or 2, where libc reads and writes without a call that we would see.
 void leave_to_stdio(int fd) noexcept;
-/// Whether libc's FILE for this number, 0 to 2, has never been used. Set by preload/; null: yes.
-extern bool (*g_stdio_is_untouched)(int number) noexcept;
+/// Whether libc's FILE for this number, 0 to 2, has nothing still to write. Set by preload/; null:
+/// yes.
+extern bool (*g_stdio_is_idle)(int number) noexcept;
+/// Around a call of stdio's on a FILE above this number: the stream that is on TCP meanwhile, or
+/// null where nothing has to end.
+Stream* begin_stdio(int fd) noexcept;
+void end_stdio(Stream& s) noexcept;
+/// libc is about to write what its FILEs still have: those streams stay on TCP.
+void before_stdio_ends() noexcept;
 
 // --- processes
 // ------------------------------------------------------------------------------------

@@ -138,6 +138,7 @@ class Stream : public boost::intrusive::list_base_hook<
   uint32_t note = 0;
   bool in_exec = false;
   bool given_away = false;
+  std::atomic<uint32_t> stdio_moves{0};  // set down for stdio so often (stdio.cc)
   // lineage.h. Under both locks (`lent` changes in a fork and in the keeper only): where this
   // process, a forked one, counts it (place + 1; 0: nowhere), and how many lineages share an epoll
   // instance that has it.

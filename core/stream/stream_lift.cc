@@ -71,10 +71,9 @@ bool is_at_stdio(const Stream& s) noexcept {
   return FdTable::stream(0) == &s || FdTable::stream(1) == &s || FdTable::stream(2) == &s;
 }
 
-bool stdio_is_untouched(const Stream& s) noexcept {
+bool stdio_is_idle(const Stream& s) noexcept {
   for (int number = 0; number <= 2; ++number) {
-    if (FdTable::stream(number) == &s && g_stdio_is_untouched != nullptr &&
-        !g_stdio_is_untouched(number)) {
+    if (FdTable::stream(number) == &s && g_stdio_is_idle != nullptr && !g_stdio_is_idle(number)) {
       return false;
     }
   }
@@ -95,7 +94,7 @@ Count settle(std::atomic<uint64_t>& offset, uint64_t off_tcp, bool& others_moved
 }
 
 Count settle_received_locked(Stream& s) noexcept RSOCK_REQUIRES(s.rx.mutex) {
-  if (!stdio_is_untouched(s)) return Count::kUnseen;
+  if (!stdio_is_idle(s)) return Count::kTaken;
   const int fd = s.fd.load(std::memory_order_relaxed);
   const uint64_t counted = s.rx.offset.load(std::memory_order_relaxed) - s.rx.off_tcp;
   const bool others = s.rx.others_moved;
@@ -105,7 +104,7 @@ Count settle_received_locked(Stream& s) noexcept RSOCK_REQUIRES(s.rx.mutex) {
 }
 
 Count settle_sent_locked(Stream& s) noexcept RSOCK_REQUIRES(s.tx.mutex) {
-  if (!stdio_is_untouched(s)) return Count::kUnseen;
+  if (!stdio_is_idle(s)) return Count::kTaken;
   const int fd = s.fd.load(std::memory_order_relaxed);
   const uint64_t counted = s.tx.offset.load(std::memory_order_relaxed) - s.tx.off_tcp;
   const bool others = s.tx.others_moved;
@@ -118,6 +117,8 @@ Count settle_sent_locked(Stream& s) noexcept RSOCK_REQUIRES(s.tx.mutex) {
 void leave_on_tcp(Stream& s, Count count) noexcept {
   if (count == Count::kAgrees) return;
   if (count == Count::kUnseen) (void)pin(s, kUnseen);
+  // libc's FILEs there go on and on with it.
+  if (is_at_stdio(s) && ++s.stdio_moves > kMostStdioMoves) (void)pin(s, kAtStdio);
   set_down(s, count == Count::kUnseen ? kUnseen : "others moved bytes of it");
 }
 

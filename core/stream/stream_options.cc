@@ -280,13 +280,6 @@ int leave_to_kernel(Stream& stream, uint32_t generation, Reason reason, bool wil
   return e == -EINTR ? EINTR : EAGAIN;
 }
 
-void leave_to_stdio(int fd) noexcept {
-  Stream* const s = FdTable::stream(fd);
-  if (s == nullptr) return;
-  // Each call of stdio comes here, mostly long after the first.
-  if (s->pinned.load(std::memory_order_acquire) && !s->has_channel.load(std::memory_order_acquire))
-    return;
-  (void)pin_to_tcp(fd, kAtStdio);
-}
+void leave_to_stdio(int fd) noexcept { (void)pin_to_tcp(fd, kAtStdio); }
 
 }  // namespace rsock::stream

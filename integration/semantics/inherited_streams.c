@@ -77,6 +77,17 @@ static void print_and_read(void) {
   fflush(stdout);
 }
 
+/* As git does: lines by stdio, data by calls, lines again. */
+static void mix(int in, int out) {
+  for (int i = 0; i < 3; ++i) {
+    printf("part %d comes\n", i);
+    fflush(stdout);
+    answer_rounds(in, out);
+    printf("part %d ends.\n", i);
+    fflush(stdout);
+  }
+}
+
 static int heir(const char* what, int in, int out, int report) {
   learn_lift_limit();
   uint8_t pending[kPending];
@@ -84,6 +95,7 @@ static int heir(const char* what, int in, int out, int report) {
     read_block(in, pending, kPending);
     if (!pattern_holds(pending, kPending, 0)) fail("pending bytes");
   }
+  if (strstr(what, "mixes") != NULL) mix(in, out);
   answer_rounds(in, out);
   if (strstr(what, "prints") != NULL) print_and_read();
   uint8_t byte;
@@ -156,6 +168,14 @@ static void friend_of_exec(struct Pair* pair) {
     tell(pair);
     sleep_ms(50); /* it becomes another program meanwhile */
     receive_pattern(pair->stream, kUnread, 0);
+  }
+  for (int i = 0; has(pair, "mixes") && i < 3; ++i) {
+    uint8_t line[14];
+    read_block(pair->stream, line, sizeof(line) - 1);
+    say("line: %.12s", line);
+    ask_rounds("lifted in between", pair->stream, true);
+    read_block(pair->stream, line, sizeof(line) - 1);
+    say("line: %.12s", line);
   }
   ask_rounds("lifted again", pair->stream, true);
   if (has(pair, "prints")) {
@@ -323,6 +343,8 @@ static const struct PairCase kCases[] = {
     {"client_execs_twice_pending", friend_of_exec, exec_onto, true, true},
     {"exec_pending_stdio_prints", exec_onto, friend_of_exec, true, true},
     {"client_inetd_cold_stdio_prints", friend_of_exec, exec_onto, true, true},
+    {"exec_pending_stdio_mixes", exec_onto, friend_of_exec, true, true},
+    {"client_inetd_cold_stdio_mixes", friend_of_exec, exec_onto, true, true},
     {"inetd_cold_stdio", exec_onto, friend_of_exec, true, true},
     {"inetd_pending_stdio", exec_onto, friend_of_exec, true, true},
     {"client_inetd_pending", friend_of_exec, exec_onto, true, true},

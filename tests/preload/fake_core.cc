@@ -144,7 +144,12 @@ int pin_to_tcp(int fd, const char* reason, bool) noexcept {
   return behaviour().pins ? 0 : EAGAIN;
 }
 void leave_to_stdio(int fd) noexcept { note("leave_to_stdio %d", fd); }
-bool (*g_stdio_is_untouched)(int) noexcept = nullptr;
+bool (*g_stdio_is_idle)(int) noexcept = nullptr;
+Stream* begin_stdio(int fd) noexcept {
+  note("begin_stdio %d", fd);
+  return FdTable::stream(fd);
+}
+void end_stdio(Stream&) noexcept { note("end_stdio"); }
 uint32_t before_passing(const msghdr*) noexcept {
   note("before_passing");
   return 5;
