@@ -31,6 +31,9 @@ Result<int> open(const char* path, int flags, unsigned mode) noexcept;
 Result<size_t> read(int fd, void* buf, size_t n) noexcept;
 Result<size_t> write(int fd, const void* buf, size_t n) noexcept;
 Result<size_t> pread(int fd, void* buf, size_t n, off_t offset) noexcept;
+/// pread() of what the page cache has: EAGAIN or less where it would read the disk, EOPNOTSUPP where
+/// the file can't tell (RWF_NOWAIT of preadv2(2)).
+Result<size_t> pread_cached(int fd, void* buf, size_t n, off_t offset) noexcept;
 Result<off_t> lseek(int fd, off_t offset, int whence) noexcept;
 Result<size_t> recv(int fd, void* buf, size_t n, int flags) noexcept;
 Result<size_t> send(int fd, const void* buf, size_t n, int flags) noexcept;

@@ -101,7 +101,11 @@ class RingWriter {
   /// the room it knows of is less than `limit`. 0 when full, sealed by us, failed, or when `from`
   /// has ended or lies at a bad address (then none of the bytes is published). After a freeze by
   /// the reader bytes are still taken: they are part of what is replayed.
-  size_t write(IovCursor& from, size_t limit) noexcept {
+  ///
+  /// `From` is an IovCursor, or whatever else puts bytes where it is told: size_t gather(std::byte*
+  /// to, size_t limit), which gives less only when it has no more now, and bool faulted().
+  template <typename From>
+  size_t write(From& from, size_t limit) noexcept {
     if (known_room() < limit) refresh();
     const size_t n = copy_in(from, std::min(limit, known_room()));
     if (n == 0) return 0;
@@ -158,7 +162,15 @@ class RingWriter {
     return failed_ || closed_ ? 0 : capacity_ - (tail_ - seen_head_);
   }
   std::byte* place(uint64_t at) const noexcept { return base_ + (at & (capacity_ - 1)); }
-  size_t copy_in(IovCursor& from, size_t limit) noexcept;
+  template <typename From>
+  size_t copy_in(From& from, size_t limit) noexcept {
+    const size_t at = tail_ & (capacity_ - 1);
+    const size_t first = std::min(limit, capacity_ - at);
+    const size_t n = from.gather(base_ + at, first);
+    if (n < first || n == limit) return n;
+    const size_t rest = from.gather(base_, limit - n);
+    return from.faulted() ? 0 : n + rest;
+  }
   void refresh() noexcept;
 
   std::byte* const base_;

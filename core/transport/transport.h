@@ -56,6 +56,20 @@ enum class PathKind : uint8_t { kTcp = 0, kShm = 1, kRdma = 2, kFake = 3 };
 /// wait_fd() inside poll, select or epoll.
 enum class Sleep : uint32_t { kFutex = wire::kSleepFutex, kDoorbell = wire::kSleepDoorbell };
 
+/// Bytes that are not in the program's memory: a file's.
+class ByteSource {
+ public:
+  /// Puts its next bytes to `to`, `limit` at most. Less (or 0) when it has no more now, and done()
+  /// from then on. Must not wait: it is asked under the stream's tx lock.
+  virtual size_t gather(std::byte* to, size_t limit) noexcept = 0;
+  virtual bool done() const noexcept = 0;
+  static constexpr bool faulted() noexcept { return false; }
+
+ protected:
+  ByteSource() = default;
+  ~ByteSource() = default;
+};
+
 class Channel {
  public:
   /// Most bytes of tx_put() and rx_take(): what is published, and released, in one go.
@@ -83,6 +97,9 @@ class Channel {
   /// Gathers up to `limit` bytes from iov[0..n), beginning `skip` bytes into it, publishes them and
   /// wakes a sleeping receiver. Returns the bytes taken; 0 when full; kFault.
   virtual size_t tx_write(const iovec* iov, size_t n, size_t skip, size_t limit) noexcept = 0;
+  /// tx_write() of up to `limit` bytes that `from` puts into the ring itself. Returns the bytes
+  /// taken; 0 when full or when there are none now. Every byte that was gathered is published.
+  virtual size_t tx_fill(ByteSource& from, size_t limit) noexcept = 0;
   /// tx_write() of one piece of up to kShort bytes: all of it, or 0 and tx_write() knows more.
   virtual size_t tx_put(const void* from, size_t n) noexcept = 0;
   /// Published bytes that the receiver has not consumed, as far as it told.

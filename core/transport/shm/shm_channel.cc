@@ -70,8 +70,8 @@ void ShmChannel::populate_ahead(int index) noexcept {
   populated += n;
 }
 
-size_t ShmChannel::tx_write(const iovec* iov, size_t n, size_t skip, size_t limit) noexcept {
-  ring::IovCursor from(iov, n, skip);
+template <typename From>
+size_t ShmChannel::write_from(From& from, size_t limit) noexcept {
   size_t done = 0;
   do {
     if (__builtin_expect(segment_.populated(tx_index_) < capacity(), 0) &&
@@ -85,8 +85,17 @@ size_t ShmChannel::tx_write(const iovec* iov, size_t n, size_t skip, size_t limi
     // seq_cst: the load half of Dekker, see byte_ring.h. Pairs with rx_arm().
     if (tx_.rx_sleep.load(memory_order_seq_cst) != 0) wake_receiver();
   } while (done < limit && !from.done());
-  if (done == 0 && from.faulted()) return kFault;
   return done;
+}
+
+size_t ShmChannel::tx_write(const iovec* iov, size_t n, size_t skip, size_t limit) noexcept {
+  ring::IovCursor from(iov, n, skip);
+  const size_t done = write_from(from, limit);
+  return done == 0 && from.faulted() ? kFault : done;
+}
+
+size_t ShmChannel::tx_fill(ByteSource& from, size_t limit) noexcept {
+  return write_from(from, limit);
 }
 
 size_t ShmChannel::tx_put(const void* from, size_t n) noexcept {

@@ -33,6 +33,7 @@ class ShmChannel final : public Channel {
 
   size_t tx_room(size_t want) noexcept override { return writer_.room(want); }
   size_t tx_write(const iovec* iov, size_t n, size_t skip, size_t limit) noexcept override;
+  size_t tx_fill(ByteSource& from, size_t limit) noexcept override;
   size_t tx_put(const void* from, size_t n) noexcept override;
   uint64_t tx_unread() noexcept override { return writer_.unread(); }
   uint64_t tx_tail() noexcept override { return writer_.tail(); }
@@ -78,6 +79,8 @@ class ShmChannel final : public Channel {
 
  private:
   void populate_ahead(int index) noexcept;
+  template <typename From>
+  size_t write_from(From& from, size_t limit) noexcept;
   void let_bytes_gather(size_t n) noexcept;
   void wake_receiver() noexcept;
   void wake_sender_if_roomy() noexcept;
