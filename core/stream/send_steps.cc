@@ -50,12 +50,22 @@ long wait_for_room_locked(Stream& s, Stay& stay, Deadline deadline, const Handle
   return result;
 }
 
+/// By reference where the path can, else copied.
+size_t write_file_locked(Stream& s, transport::ByteSource& file, size_t limit) noexcept
+    RSOCK_REQUIRES(s.tx.mutex) {
+  const size_t passed = s.channel->tx_pass(file.file(), file.offset(), limit);
+  if (passed == 0) return s.channel->tx_fill(file, limit);
+  file.skip(passed);
+  count_managed(s.zero_copied, passed);
+  return passed;
+}
+
 /// One attempt in the ring. 0: go on (look at *done); -EAGAIN: full; -EFAULT.
 long write_ring_locked(Stream& s, const Payload& from, size_t total, size_t* done) noexcept
     RSOCK_REQUIRES(s.tx.mutex) {
   size_t limit = total - *done;
   if (tx_bound_locked(s) < s.channel->capacity()) limit = std::min(limit, tx_room_locked(s, limit));
-  const size_t took = from.file != nullptr ? s.channel->tx_fill(*from.file, limit)
+  const size_t took = from.file != nullptr ? write_file_locked(s, *from.file, limit)
                                            : s.channel->tx_write(from.iov, from.n, *done, limit);
   if (took == Channel::kFault) return -EFAULT;
   if (took == 0) return -EAGAIN;

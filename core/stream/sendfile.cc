@@ -6,6 +6,7 @@
 #include "core/base/try_copy.h"
 #include "core/os/os.h"
 #include "core/stream/bounce_buffer.h"
+#include "core/stream/keeper.h"
 #include "core/stream/send_steps.h"
 #include "core/stream/socket_ops.h"
 
@@ -28,6 +29,9 @@ class CachedFile final : public transport::ByteSource {
     return n;
   }
   bool done() const noexcept override { return done_; }
+  int file() const noexcept override { return fd_; }
+  off_t offset() const noexcept override { return at_; }
+  void skip(size_t n) noexcept override { at_ += static_cast<off_t>(n); }
 
  private:
   const int fd_;
@@ -35,12 +39,25 @@ class CachedFile final : public transport::ByteSource {
   bool done_ = false;
 };
 
+/// The path may want a lane of its own for files (Channel::tx_offer_lane()). Asked for by whoever sends
+/// much; the message may be lost, so not once only.
+void want_lane(Stream& s, size_t total) noexcept {
+  constexpr size_t kMuch = 64 * 1024;
+  constexpr uint32_t kTries = 3;
+  constexpr uint32_t kCallsBetween = 32;
+  if (total < kMuch || s.lane_calls >= kTries * kCallsBetween) return;
+  MutexLock lock(s.tx.mutex);
+  if (s.tx.state != TxState::kRing) return;
+  if (s.lane_calls++ % kCallsBetween == 0) Keeper::offer_lane_locked(s);
+}
+
 /// Copies cached bytes of the file into the ring, while there is one: from byte *done of `total` on,
 /// of which `at` is the place in the file. *error (-errno) where the call has to end; 0: the way
 /// through a buffer goes on.
 void send_cached(Stream& s, Stay& stay, int in_fd, off_t at, size_t total, size_t* done,
                  long* error) noexcept {
   if (!s.tx.gate.managed() || s.tx.mutex.held_by_me()) return;
+  want_lane(s, total - *done);
   CachedFile file(in_fd, at);
   bool fin = false;
   const Step step = send_managed(s, stay, {.file = &file}, total, done, 0, error, &fin);
