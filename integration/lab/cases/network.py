@@ -7,6 +7,7 @@ import trial
 from ends import SIZE, Flow
 from hash_pairs import hash_case
 from servers import ask, ended, serve
+from worth import COLDEST
 
 group = trial.Group(trial.TWO_HOSTS)
 NOBODY = 65534
@@ -189,5 +190,7 @@ def more_streams_than_allowed(t):
     t.expect_lifted(client, server, streams=9)
     if t.rdma:
         lifted, down = client.total("lifted", "rdma"), client.set_down()
-        t.expect("the coldest are set down", down >= lifted - 8, f"{lifted} lifted, {down} set down")
+        coldest = sum(program.reasons("set_down_for").get(COLDEST, 0) for program in (client, server))
+        # When all are busy in the end, who ends leaves his to another without being set down.
+        t.expect("the coldest are set down", 0 < coldest and down >= (lifted - 8) // 2, f"{lifted} lifted, {down} set down")
         t.note += f" {lifted} lifted, {down} set down."
