@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <linux/futex.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -60,6 +61,17 @@ Result<size_t> write(int fd, const void* buf, size_t n) noexcept {
 }
 Result<size_t> pread(int fd, void* buf, size_t n, off_t offset) noexcept {
   return result<size_t>(ask(SYS_pread64, fd, buf, n, offset));
+}
+Result<size_t> pread_cached(int fd, void* buf, size_t n, off_t offset) noexcept {
+  const iovec iov{buf, n};
+  // The offset comes in two halves, and only a 32-bit kernel looks at the second one.
+  return result<size_t>(ask(SYS_preadv2, fd, &iov, 1, offset, 0, RWF_NOWAIT));
+}
+Result<size_t> readv(int fd, const iovec* iov, size_t n) noexcept {
+  return result<size_t>(ask(SYS_readv, fd, iov, n));
+}
+Result<size_t> sendfile(int out, int file, off_t offset, size_t n) noexcept {
+  return result<size_t>(ask(SYS_sendfile, out, file, &offset, n));
 }
 Result<off_t> lseek(int fd, off_t offset, int whence) noexcept {
   return result<off_t>(ask(SYS_lseek, fd, offset, whence));
@@ -204,6 +216,9 @@ Result<void*> map_anonymous_shared(size_t size) noexcept {
   return result<void*>(
       ask(SYS_mmap, 0, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
 }
+Result<void*> map_file(int fd, off_t offset, size_t size) noexcept {
+  return result<void*>(ask(SYS_mmap, 0, size, PROT_READ, MAP_PRIVATE, fd, offset));
+}
 Result<void*> map_private_reserved(size_t size) noexcept {
   return result<void*>(ask(SYS_mmap, 0, size, PROT_READ | PROT_WRITE,
                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
@@ -225,6 +240,11 @@ Result<size_t> getrandom(void* buf, size_t n) noexcept {
   return result<size_t>(ask(SYS_getrandom, buf, n, 0));
 }
 int getpid() noexcept { return static_cast<int>(ask(SYS_getpid)); }
+void forget_sigpipe() noexcept {
+  const uint64_t pipe = uint64_t{1} << (SIGPIPE - 1);
+  const timespec at_once{};
+  ask(SYS_rt_sigtimedwait, &pipe, 0, &at_once, sizeof(pipe));
+}
 void raise_here(int signal) noexcept {
   const auto process = ask(SYS_getpid);
   (void)ask(SYS_tgkill, process, ask(SYS_gettid), signal);

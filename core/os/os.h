@@ -31,6 +31,12 @@ Result<int> open(const char* path, int flags, unsigned mode) noexcept;
 Result<size_t> read(int fd, void* buf, size_t n) noexcept;
 Result<size_t> write(int fd, const void* buf, size_t n) noexcept;
 Result<size_t> pread(int fd, void* buf, size_t n, off_t offset) noexcept;
+/// pread() of what the page cache has: EAGAIN or less where it would read the disk, EOPNOTSUPP where
+/// the file can't tell (RWF_NOWAIT of preadv2(2)).
+Result<size_t> pread_cached(int fd, void* buf, size_t n, off_t offset) noexcept;
+Result<size_t> readv(int fd, const iovec* iov, size_t n) noexcept;
+/// Up to n bytes of a file, from `offset` on. Waits for the file's medium. SIGPIPE as write(2).
+Result<size_t> sendfile(int out, int file, off_t offset, size_t n) noexcept;
 Result<off_t> lseek(int fd, off_t offset, int whence) noexcept;
 Result<size_t> recv(int fd, void* buf, size_t n, int flags) noexcept;
 Result<size_t> send(int fd, const void* buf, size_t n, int flags) noexcept;
@@ -84,6 +90,9 @@ Result<off_t> file_size(int fd) noexcept;
 Result<void*> map_shared(int fd, size_t size) noexcept;
 /// MAP_SHARED | MAP_ANONYMOUS: memory that stays common to a process and its forked children.
 Result<void*> map_anonymous_shared(size_t size) noexcept;
+/// MAP_PRIVATE, to be read, from an offset that is a multiple of the page size. What lies beyond the
+/// file's end, or is cut off later, gives SIGBUS.
+Result<void*> map_file(int fd, off_t offset, size_t size) noexcept;
 /// Address space that costs memory only where it is touched (MAP_NORESERVE), zeroed.
 Result<void*> map_private_reserved(size_t size) noexcept;
 void unmap(void* addr, size_t size) noexcept;
@@ -98,6 +107,8 @@ void futex_wake(const void* word, int count) noexcept;
 Result<size_t> readlink(const char* path, char* out, size_t n) noexcept;
 Result<size_t> getrandom(void* buf, size_t n) noexcept;
 int getpid() noexcept;
+/// Lets SIGPIPE, which the calling thread blocks, go by if it is pending.
+void forget_sigpipe() noexcept;
 /// Sends the signal to the calling thread, as the kernel does with SIGPIPE.
 void raise_here(int signal) noexcept;
 int geteuid() noexcept;

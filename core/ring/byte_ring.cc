@@ -15,15 +15,6 @@ void RingWriter::refresh() noexcept {
   seen_head_ = head;
 }
 
-size_t RingWriter::copy_in(IovCursor& from, size_t limit) noexcept {
-  const size_t at = tail_ & (capacity_ - 1);
-  const size_t first = std::min(limit, capacity_ - at);
-  const size_t n = from.gather(base_ + at, first);
-  if (n < first || n == limit) return n;
-  const size_t rest = from.gather(base_, limit - n);
-  return from.faulted() ? 0 : n + rest;
-}
-
 size_t RingWriter::unread_spans(uint64_t from, size_t n, iovec spans[2]) const noexcept {
   if (n == 0 || from > tail_ || tail_ - from > capacity_ || n > tail_ - from) return 0;
   const size_t first = std::min(n, capacity_ - (from & (capacity_ - 1)));

@@ -101,7 +101,11 @@ class RingWriter {
   /// the room it knows of is less than `limit`. 0 when full, sealed by us, failed, or when `from`
   /// has ended or lies at a bad address (then none of the bytes is published). After a freeze by
   /// the reader bytes are still taken: they are part of what is replayed.
-  size_t write(IovCursor& from, size_t limit) noexcept {
+  ///
+  /// `From` is an IovCursor, or whatever else puts bytes where it is told: size_t gather(std::byte*
+  /// to, size_t limit), which gives less only when it has no more now, and bool faulted().
+  template <typename From>
+  size_t write(From& from, size_t limit) noexcept {
     if (known_room() < limit) refresh();
     const size_t n = copy_in(from, std::min(limit, known_room()));
     if (n == 0) return 0;
@@ -123,6 +127,12 @@ class RingWriter {
     publish(tail_word_, tail_);  // as in write()
     if (n <= kSmall && known_room() > kAhead) prefetch_for_write(place(tail_ + kAhead));
     return n;
+  }
+
+  /// Publishes n bytes that lie elsewhere, or were put to their places already. n <= room().
+  void advance(size_t n) noexcept {
+    tail_ += n;
+    publish(tail_word_, tail_);  // as in write()
   }
 
   /// Bytes published and, as far as the reader told, not consumed. Looks at the reader's word.
@@ -158,7 +168,15 @@ class RingWriter {
     return failed_ || closed_ ? 0 : capacity_ - (tail_ - seen_head_);
   }
   std::byte* place(uint64_t at) const noexcept { return base_ + (at & (capacity_ - 1)); }
-  size_t copy_in(IovCursor& from, size_t limit) noexcept;
+  template <typename From>
+  size_t copy_in(From& from, size_t limit) noexcept {
+    const size_t at = tail_ & (capacity_ - 1);
+    const size_t first = std::min(limit, capacity_ - at);
+    const size_t n = from.gather(base_ + at, first);
+    if (n < first || n == limit) return n;
+    const size_t rest = from.gather(base_, limit - n);
+    return from.faulted() ? 0 : n + rest;
+  }
   void refresh() noexcept;
 
   std::byte* const base_;
@@ -187,12 +205,18 @@ class RingReader {
     return known_bytes();
   }
 
+  /// Looks at the writer's word. What the *_known() calls go by changes here and in those without.
+  void look() noexcept { refresh(); }
+
   /// Copies up to `limit` bytes out and releases them at once. Looks at the writer's word only when
   /// the bytes it knows of are fewer than `limit`. 0 when empty, frozen, failed, or when `to` has
   /// ended or lies at a bad address (then none is released). Memory of `to` may have been written
   /// although 0 is returned.
   size_t read(IovCursor& to, size_t limit) noexcept {
     if (known_bytes() < limit) refresh();
+    return read_known(to, limit);
+  }
+  size_t read_known(IovCursor& to, size_t limit) noexcept {
     const size_t n = copy_out(to, std::min(limit, known_bytes()));
     return n != 0 && release(n) ? n : 0;
   }
@@ -201,6 +225,9 @@ class RingReader {
   /// looks to the program as if that were all. Nothing too at a bad address.
   size_t take(void* to, size_t limit) noexcept {
     if (known_bytes() < limit) refresh();
+    return take_known(to, limit);
+  }
+  size_t take_known(void* to, size_t limit) noexcept {
     const size_t at = head_ & (capacity_ - 1);
     const size_t n = std::min(limit, known_bytes());
     if (n == 0 || n > capacity_ - at) return 0;
@@ -211,15 +238,24 @@ class RingReader {
   /// As read(), but releases nothing.
   size_t peek(IovCursor& to, size_t limit) noexcept {
     if (known_bytes() < limit) refresh();
+    return peek_known(to, limit);
+  }
+  size_t peek_known(IovCursor& to, size_t limit) noexcept {
     return copy_out(to, std::min(limit, known_bytes()));
   }
 
   /// Releases up to `limit` bytes unread.
   size_t discard(size_t limit) noexcept {
     if (known_bytes() < limit) refresh();
+    return discard_known(limit);
+  }
+  size_t discard_known(size_t limit) noexcept {
     const size_t n = std::min(limit, known_bytes());
     return n != 0 && release(n) ? n : 0;
   }
+
+  /// The writer broke a rule that only the caller knows of.
+  void fail() noexcept { failed_ = true; }
 
   /// Seals the head with kSealFrozen unless it is sealed already. Returns the head word in force.
   uint64_t freeze() noexcept;

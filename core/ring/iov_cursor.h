@@ -37,6 +37,24 @@ class IovCursor {
   /// A piece lies at a bad address: the last copy failed as a whole, and every later one does.
   bool faulted() const noexcept { return faulted_; }
 
+  /// The next `limit` bytes as at most `most` pieces, for the kernel. Returns their number.
+  size_t pieces(iovec* out, size_t most, size_t limit) const noexcept {
+    size_t k = 0;
+    size_t at = at_;
+    for (size_t i = i_; i < n_ && limit > 0 && k < most; ++i, at = 0) {
+      const size_t n = std::min(iov_[i].iov_len - at, limit);
+      if (n == 0) continue;
+      out[k++] = iovec{static_cast<std::byte*>(iov_[i].iov_base) + at, n};
+      limit -= n;
+    }
+    return k;
+  }
+  /// Past n bytes that the kernel has moved.
+  void advance(size_t n) noexcept {
+    at_ += n;
+    settle();
+  }
+
   /// Copies up to `limit` bytes from the pieces to `to`; less only when the pieces end. 0 at a bad
   /// address.
   size_t gather(std::byte* to, size_t limit) noexcept {

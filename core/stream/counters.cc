@@ -28,6 +28,7 @@ struct Totals {
   uint64_t set_down = 0;
   uint64_t sent[kPaths] = {};
   uint64_t received[kPaths] = {};
+  uint64_t zero_copied = 0;
   ReasonCount not_lifted[kMaxReasons] = {};
   ReasonCount refused[kMaxReasons] = {};
   ReasonCount set_down_for[kMaxReasons] = {};
@@ -56,6 +57,7 @@ void add_stream(const Stream& s, Totals* t) noexcept {
     t->received[i] += s.received[i].load(std::memory_order_relaxed);
     if ((s.ever_lifted & (1u << i)) != 0) ++t->lifted[i];
   }
+  t->zero_copied += s.zero_copied.load(std::memory_order_relaxed);
   const bool lifted = s.ever_lifted != 0 || s.received[1].load(std::memory_order_relaxed) != 0 ||
                       s.received[2].load(std::memory_order_relaxed) != 0;
   if (lifted) return;
@@ -122,8 +124,8 @@ void format(const Totals& t, Line* line) noexcept {
              ull(t.streams), ull(t.lifted[1]), ull(t.lifted[2]), ull(t.set_down));
   line->text("\"bytes_sent\":{\"tcp\":%llu,\"shm\":%llu,\"rdma\":%llu},", ull(t.sent[0]),
              ull(t.sent[1]), ull(t.sent[2]));
-  line->text("\"bytes_received\":{\"tcp\":%llu,\"shm\":%llu,\"rdma\":%llu},\"zero_copy_bytes\":0,",
-             ull(t.received[0]), ull(t.received[1]), ull(t.received[2]));
+  line->text("\"bytes_received\":{\"tcp\":%llu,\"shm\":%llu,\"rdma\":%llu},\"zero_copy_bytes\":%llu,",
+             ull(t.received[0]), ull(t.received[1]), ull(t.received[2]), ull(t.zero_copied));
   line->reasons("not_lifted", t.not_lifted);
   line->text(",");
   line->reasons("refused", t.refused);

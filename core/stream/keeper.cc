@@ -235,18 +235,31 @@ void Keeper::ask_for_lift(Stream& s) noexcept {
     s.not_lifted.store("no helper thread", std::memory_order_relaxed);
 }
 
+namespace {
+void send_kick_locked(const Stream& s, uint16_t lane) noexcept {
+  uint8_t bytes[wire::kKickSize];
+  wire::encode(wire::Kick{s.channel_nonce, lane}, bytes);
+  sockaddr_un address;
+  const socklen_t len = wire::to_sockaddr(s.peer_kick, &address);
+  (void)os::sendto(keeper().kick.get(), bytes, sizeof(bytes), MSG_DONTWAIT | MSG_NOSIGNAL,
+                   reinterpret_cast<sockaddr*>(&address), len);
+}
+}  // namespace
+
 void Keeper::kick_peer_locked(Stream& s) noexcept {
-  if (s.peer_kick.size != 0) {  // else its words go by a line
-    uint8_t bytes[wire::kKickSize];
-    wire::encode(wire::Kick{s.channel_nonce}, bytes);
-    sockaddr_un address;
-    const socklen_t len = wire::to_sockaddr(s.peer_kick, &address);
-    (void)os::sendto(keeper().kick.get(), bytes, sizeof(bytes), MSG_DONTWAIT | MSG_NOSIGNAL,
-                     reinterpret_cast<sockaddr*>(&address), len);
-  }
+  if (s.peer_kick.size != 0) send_kick_locked(s, 0);  // else its words go by a line
   KeeperInside& in = inside();
   // Something may be owed to or by us now: the timer looks while that is so.
   if (in.owing.exchange(1, std::memory_order_acq_rel) == 0) wake_keeper();
+}
+
+void Keeper::offer_lane_locked(Stream& s) noexcept {
+  const int direction = s.channel->tx_direction();
+  if (s.peer_kick.size == 0 ||
+      !s.channel->tx_offer_lane(wire::lane_name(s.channel_nonce, direction))) {
+    return;
+  }
+  send_kick_locked(s, static_cast<uint16_t>(direction + 1));
 }
 
 void Keeper::watch_locked(Stream& s) noexcept {

@@ -25,6 +25,9 @@ class Keeper {
   /// tx or rx lock held: the address is the channel's.
   static void kick_peer_locked(Stream& s) noexcept;
 
+  /// Offers the peer a page lane (Channel::tx_offer_lane()). The word may be lost. tx lock held.
+  static void offer_lane_locked(Stream& s) noexcept;
+
   /// Registers the channel's doorbell and the TCP socket. tx and rx locks held.
   static void watch_locked(Stream& s) noexcept;
   /// Forgets the TCP socket and the doorbell. tx and rx locks held.

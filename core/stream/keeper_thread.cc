@@ -51,6 +51,13 @@ void on_doorbell_event(Stream& s, uint32_t events) noexcept {
   if ((events & (EPOLLHUP | EPOLLRDHUP | EPOLLERR)) != 0) tend_after_hang_up(s);
 }
 
+void join_lane(Stream& s, uint64_t nonce, int direction) noexcept {
+  MutexLock lock(s.rx.mutex);
+  if (s.channel != nullptr && s.channel_nonce == nonce && s.channel->tx_direction() != direction) {
+    s.channel->rx_join_lane(wire::lane_name(nonce, direction));
+  }
+}
+
 void on_kicks() noexcept {
   KeeperInside& in = inside();
   for (int i = 0; i < 64; ++i) {
@@ -63,8 +70,12 @@ void on_kicks() noexcept {
       continue;
     }
     for (size_t j = 0; j < in.attached.size(); ++j) {
-      if (in.attached[j].nonce == kick->nonce) {
-        tend(*in.attached[j].stream);  // both ends of a channel may live in this process
+      if (in.attached[j].nonce != kick->nonce) continue;
+      Stream& s = *in.attached[j].stream;  // both ends of a channel may live in this process
+      if (kick->lane != 0) {
+        join_lane(s, kick->nonce, kick->lane - 1);
+      } else {
+        tend(s);
       }
     }
   }

@@ -40,10 +40,11 @@ inline void count_managed(std::atomic<uint64_t>& counter, uint64_t n) noexcept {
   counter.store(counter.load(std::memory_order_relaxed) + n, std::memory_order_relaxed);
 }
 
-/// What SO_SNDBUF leaves of the ring.
+/// What SO_SNDBUF and the path leave of the ring.
 inline size_t tx_bound_locked(Stream& s) noexcept RSOCK_REQUIRES(s.tx.mutex) {
   const size_t ring = s.channel->capacity();
-  const size_t bound = s.send_bound.load(std::memory_order_relaxed);
+  const size_t bound =
+      std::min(s.send_bound.load(std::memory_order_relaxed), s.channel->tx_window());
   return bound >= ring ? ring : std::max(bound, s.channel->tx_least_bound());
 }
 

@@ -119,6 +119,7 @@ void reset_in_child(Stream& s, void*) noexcept RSOCK_NO_TSA {
     s.sent[i].store(0, std::memory_order_relaxed);
     s.received[i].store(0, std::memory_order_relaxed);
   }
+  s.zero_copied.store(0, std::memory_order_relaxed);
   s.ever_lifted = 0;
   s.set_downs = 0;
 }

@@ -81,6 +81,8 @@ void try_again(RemoteAttempt& a, Reason reason) noexcept {
 }
 
 void not_there(RemoteAttempt& a, Reason reason) noexcept {
+  // Its descriptor is gone, or by now another file's: nothing can be asked of it.
+  if (!still_wanted(a)) return give_up(a, "closed or pinned");
   // A server that ends, a connection that was shut meanwhile: that the peer knows nothing of it
   // says nothing about the next one.
   if (os::poll_now(a.stream->fd.load(std::memory_order_relaxed), POLLRDHUP) != 0) {

@@ -53,6 +53,7 @@ struct RemoteAttempt final : Seeker, KeeperSource {
   RemotePhase phase = RemotePhase::kLibrary;
   bool caller = false;
   bool asked_known = false;  // caller: the keeper of before was asked, it does not hold this one
+  bool not_mine = false;     // caller: the peer said once that it has no such connection
   uint32_t ring_size = 0;
   uint32_t ring_most = UINT32_MAX;  // caller: the peer had no memory for more
   uint64_t key = 0;                 // names `id`, later the channel's, in events

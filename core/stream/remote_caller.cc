@@ -90,6 +90,8 @@ void on_found(RemoteAttempt& a, const wire::Found& found) noexcept {
     case wire::Verdict::kNotNow:
       return try_again(a, "the peer is not ready");
     case wire::Verdict::kNotMine:  // it sees other addresses than we do, or the connection is over
+      // An answer may come before the FIN that was sent before it. Then it is here the next time.
+      if (!std::exchange(a.not_mine, true)) return try_again(a, "the peer is not ready");
       return not_there(a, "the peer sees other addresses (NAT or a proxy)");
     case wire::Verdict::kVersion:
       return not_there(a, "no protocol version in common");

@@ -102,6 +102,8 @@ void reset(Stream& s, int fd, bool nonblocking) noexcept {
     s.sent[i].store(0, std::memory_order_relaxed);
     s.received[i].store(0, std::memory_order_relaxed);
   }
+  s.zero_copied.store(0, std::memory_order_relaxed);
+  s.lane_calls = 0;
   s.tx.spin = s.rx.spin = SpinState{};
   s.connected_here = false;
 }

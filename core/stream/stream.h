@@ -201,6 +201,8 @@ class Stream : public boost::intrusive::list_base_hook<
   // --- counters: bytes by PathKind, relaxed ---
   std::atomic<uint64_t> sent[kPaths] = {};
   std::atomic<uint64_t> received[kPaths] = {};
+  std::atomic<uint64_t> zero_copied{0};  // of those sent: passed by reference
+  uint32_t lane_calls = 0;  // sendfile calls that wanted a page lane of the channel; tx.mutex
 
   bool connected_here = false;  // we called connect(): tcpi_bytes_acked counts our SYN
 

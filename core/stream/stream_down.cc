@@ -83,8 +83,10 @@ bool flush_replay_locked(Stream& s) noexcept {
     msghdr msg{};
     msg.msg_iov = spans;
     msg.msg_iovlen = s.channel->tx_unread_spans(s.tx.replay_next, tail - s.tx.replay_next, spans);
-    if (msg.msg_iovlen == 0) {  // never: begin_replay_locked() has checked the range
+    if (msg.msg_iovlen == 0) {  // a file that was passed by reference has lost the bytes
       s.tx.lied = true;
+      s.error.store(ECONNRESET, std::memory_order_release);
+      abort_connection(fd);  // never a clean end
       break;
     }
     const auto sent = os::sendmsg(fd, &msg, MSG_DONTWAIT | MSG_NOSIGNAL);

@@ -220,6 +220,7 @@ bool attach(Stream& s, uint32_t generation, uint64_t cookie, std::shared_ptr<Cha
     s.tx.ring_done = s.rx.ring_done = false;
     s.path_failed = false;
     s.path_failed_ns = 0;
+    s.lane_calls = 0;
     s.full_watched.store(false, std::memory_order_relaxed);
     s.full_since_ns = 0;
     s.rx.end_due = false;

@@ -44,6 +44,7 @@
 
 #include "core/base/result.h"
 #include "core/wire/control_page.h"
+#include "core/wire/rendezvous.h"
 
 namespace rsock::transport {
 
@@ -55,6 +56,24 @@ enum class PathKind : uint8_t { kTcp = 0, kShm = 1, kRdma = 2, kFake = 3 };
 /// How a waiter sleeps: on the channel's futex (blocking calls; restart rule of recv(2)), or on
 /// wait_fd() inside poll, select or epoll.
 enum class Sleep : uint32_t { kFutex = wire::kSleepFutex, kDoorbell = wire::kSleepDoorbell };
+
+/// Bytes that are not in the program's memory: a file's.
+class ByteSource {
+ public:
+  /// Puts its next bytes to `to`, `limit` at most. Less (or 0) when it has no more now, and done()
+  /// from then on. Must not wait: it is asked under the stream's tx lock.
+  virtual size_t gather(std::byte* to, size_t limit) noexcept = 0;
+  virtual bool done() const noexcept = 0;
+  /// Where its next byte lies, for who can fetch it himself and says so by skip(). -1: nowhere.
+  virtual int file() const noexcept { return -1; }
+  virtual off_t offset() const noexcept { return 0; }
+  virtual void skip(size_t n) noexcept { (void)n; }
+  static constexpr bool faulted() noexcept { return false; }
+
+ protected:
+  ByteSource() = default;
+  ~ByteSource() = default;
+};
 
 class Channel {
  public:
@@ -83,6 +102,26 @@ class Channel {
   /// Gathers up to `limit` bytes from iov[0..n), beginning `skip` bytes into it, publishes them and
   /// wakes a sleeping receiver. Returns the bytes taken; 0 when full; kFault.
   virtual size_t tx_write(const iovec* iov, size_t n, size_t skip, size_t limit) noexcept = 0;
+  /// tx_write() of up to `limit` bytes that `from` puts into the ring itself. Returns the bytes
+  /// taken; 0 when full or when there are none now. Every byte that was gathered is published.
+  virtual size_t tx_fill(ByteSource& from, size_t limit) noexcept = 0;
+  /// tx_fill() without a copy, where the path can: passes bytes of a file by reference. 0: it does
+  /// not now, or not so few. What is passed is the file's, as with sendfile(2) on TCP: later changes
+  /// may show, and a replay fails if the file has been cut meanwhile (tx_unread_spans() gives none).
+  virtual size_t tx_pass(int file, off_t offset, size_t limit) noexcept {
+    (void)file, (void)offset, (void)limit;
+    return 0;
+  }
+  /// Before tx_pass() can do anything: waits under `name` for the peer's rx_join_lane(). False: no
+  /// such thing here. May be called again, for a peer that has not heard of it.
+  virtual bool tx_offer_lane(const wire::SocketName& name) noexcept {
+    (void)name;
+    return false;
+  }
+  /// Which of the path's two directions this end sends: 0 or 1.
+  virtual int tx_direction() const noexcept { return 0; }
+  /// Most bytes that may lie unread, as the path wants it; capacity() where it does not care.
+  virtual size_t tx_window() const noexcept { return capacity(); }
   /// tx_write() of one piece of up to kShort bytes: all of it, or 0 and tx_write() knows more.
   virtual size_t tx_put(const void* from, size_t n) noexcept = 0;
   /// Published bytes that the receiver has not consumed, as far as it told.
@@ -110,6 +149,8 @@ class Channel {
   /// rx_read() into one piece of up to kShort bytes. All of it that is there, or 0 and rx_read()
   /// knows more.
   virtual size_t rx_take(void* to, size_t n) noexcept = 0;
+  /// The peer has called tx_offer_lane().
+  virtual void rx_join_lane(const wire::SocketName& name) noexcept { (void)name; }
   /// Consumes up to n bytes without copying (MSG_TRUNC on TCP). Returns the bytes.
   virtual size_t rx_discard(size_t n) noexcept = 0;
   /// Bytes consumed since the channel began.

@@ -56,6 +56,7 @@ inline constexpr uint32_t kSleepFrozen = 4;
 struct DirectionWords {
   // Written by the sender, on every publish.
   alignas(64) std::atomic<uint64_t> tail;  // bytes published
+  std::atomic<uint64_t> spans;             // page spans published, in all: see PageSpan
   // Written by the receiver, on every release (compare-exchange); the two top bits by either, once.
   alignas(64) std::atomic<uint64_t> head;  // bytes consumed, kHeadSealed, kHeadEnded
   // Written a few times in a stream's life.
@@ -63,6 +64,8 @@ struct DirectionWords {
       64) std::atomic<uint64_t> start;  // sender: stream offset N of byte 0, plus 1; 0 = not yet
   std::atomic<uint32_t> ready;          // receiver: no reader of mine can miss the switch
   std::atomic<uint32_t> replayed;       // sender: what was sealed off is in the TCP stream
+  std::atomic<uint32_t> lane;           // receiver: I have connected the page lane
+  std::atomic<uint32_t> window;         // sender: most bytes it leaves unread; 0: the ring
   // Sleepers. rx_*: the receiver sleeps for bytes; tx_*: the sender sleeps for room.
   alignas(64) std::atomic<uint32_t> rx_sleep;
   std::atomic<uint32_t> rx_bell;
@@ -70,27 +73,43 @@ struct DirectionWords {
   std::atomic<uint32_t> tx_bell;
 };
 
+/// Bytes [begin, end) of a direction that own their place in the ring and lie in its page lane, a
+/// socket. In order, none twice; the sender counts up `spans` behind writing one and before the tail
+/// that covers it. Number k lies in slot k % kPageSpans, which is free again once the head is at its
+/// end.
+struct PageSpan {
+  std::atomic<uint64_t> begin;
+  std::atomic<uint64_t> end;
+};
+inline constexpr size_t kPageSpans = 16;
+
 struct ControlPage {
   uint32_t magic;
   uint32_t version;
   uint32_t ring_size;  // bytes of each ring; a power of two
   uint32_t reserved;
   alignas(64) DirectionWords direction[2];
+  PageSpan span[2][kPageSpans];  // by direction
 };
 
 static_assert(std::atomic<uint64_t>::is_always_lock_free && sizeof(std::atomic<uint64_t>) == 8);
 static_assert(std::atomic<uint32_t>::is_always_lock_free && sizeof(std::atomic<uint32_t>) == 4);
 static_assert(offsetof(DirectionWords, tail) == 0);
+static_assert(offsetof(DirectionWords, spans) == 8);
 static_assert(offsetof(DirectionWords, head) == 64);
 static_assert(offsetof(DirectionWords, start) == 128);
 static_assert(offsetof(DirectionWords, ready) == 136);
 static_assert(offsetof(DirectionWords, replayed) == 140);
+static_assert(offsetof(DirectionWords, lane) == 144);
+static_assert(offsetof(DirectionWords, window) == 148);
 static_assert(offsetof(DirectionWords, rx_sleep) == 192);
 static_assert(offsetof(DirectionWords, rx_bell) == 196);
 static_assert(offsetof(DirectionWords, tx_sleep) == 256);
 static_assert(offsetof(DirectionWords, tx_bell) == 260);
 static_assert(sizeof(DirectionWords) == 320);
 static_assert(offsetof(ControlPage, direction) == 64);
-static_assert(sizeof(ControlPage) == 704 && sizeof(ControlPage) <= kControlPageSize);
+static_assert(offsetof(PageSpan, end) == 8 && sizeof(PageSpan) == 16);
+static_assert(offsetof(ControlPage, span) == 704);
+static_assert(sizeof(ControlPage) == 1216 && sizeof(ControlPage) <= kControlPageSize);
 
 }  // namespace rsock::wire

@@ -5,6 +5,7 @@
 
 #include "core/base/check.h"
 #include "core/wire/codec.h"
+#include "core/wire/mac.h"
 
 namespace rsock::wire {
 namespace {
@@ -94,6 +95,18 @@ SocketName keeper_name(uint64_t random_high, uint64_t random_low) {
   return name;
 }
 
+SocketName lane_name(uint64_t nonce, int direction) {
+  constexpr char kLanePrefix[] = "rsock1/p/";
+  uint8_t key[sizeof(nonce)];
+  std::memcpy(key, &nonce, sizeof(key));
+  const uint8_t which = static_cast<uint8_t>(direction);
+  const Mac mac = hmac_sha256(key, {&which, 1});  // the name is public: it must not tell the nonce
+  SocketName name;
+  append(&name, kLanePrefix, sizeof(kLanePrefix) - 1);
+  append_hex(&name, mac.data(), 16);
+  return name;
+}
+
 socklen_t to_sockaddr(const SocketName& name, sockaddr_un* out) {
   *out = sockaddr_un{};
   out->sun_family = AF_UNIX;
@@ -140,6 +153,7 @@ void encode(const Kick& m, uint8_t out[kKickSize]) {
   w.header = header(MessageType::kKick, sizeof(w));
   w.version = kProtocolVersion;
   w.nonce = m.nonce;
+  w.lane = m.lane;
   put(w, out);
 }
 
@@ -215,7 +229,8 @@ Checked<Kick> decode_kick(const uint8_t* data, size_t n) {
   if (const char* why = take(data, n, MessageType::kKick, &w)) return refuse(EPROTO, why);
   if (w.version != kProtocolVersion) return refuse(EPROTONOSUPPORT, "version not agreed");
   if (!codec::all_zero(w.zero, sizeof(w.zero))) return refuse(EPROTO, "reserved bytes used");
-  return Kick{w.nonce};
+  if (w.lane > 2) return refuse(EPROTO, "no such direction");
+  return Kick{w.nonce, w.lane};
 }
 
 Checked<Where> decode_where(const uint8_t* data, size_t n) {

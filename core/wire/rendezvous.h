@@ -76,6 +76,9 @@ inline constexpr size_t kKeeperNameMax = 47;
 SocketName rendezvous_name(const FourTuple& tuple, uint64_t netns_cookie);
 /// The name of a keeper's datagram socket: not guessable if `random` is not.
 SocketName keeper_name(uint64_t random_high, uint64_t random_low);
+/// The name under which the sender of `direction` (0, 1) waits for its channel's page lane. Only who
+/// knows the channel's nonce can compute it.
+SocketName lane_name(uint64_t nonce, int direction);
 /// Fills a sockaddr_un; returns the length for bind() and connect().
 socklen_t to_sockaddr(const SocketName& name, sockaddr_un* out);
 
@@ -104,6 +107,8 @@ struct Confirm {
 
 struct Kick {
   uint64_t nonce = 0;
+  /// Not 0: the sender of direction lane - 1 waits at lane_name() for its page lane.
+  uint16_t lane = 0;
 };
 
 /// Asked by the keeper to which a FIND came (cm_data.h): where does the other host reach you?
@@ -167,7 +172,8 @@ struct ConfirmWire {
 struct KickWire {
   HeaderWire header;
   uint16_t version;
-  uint16_t zero[3];
+  uint16_t lane;
+  uint16_t zero[2];
   uint64_t nonce;
 };
 
@@ -202,7 +208,7 @@ static_assert(offsetof(WelcomeWire, nonce) == 16 && offsetof(WelcomeWire, socket
 static_assert(offsetof(WelcomeWire, keeper) == 32 && sizeof(WelcomeWire) == 80);
 static_assert(offsetof(ConfirmWire, version) == 8 && offsetof(ConfirmWire, verdict) == 10);
 static_assert(offsetof(ConfirmWire, nonce) == 16 && sizeof(ConfirmWire) == 24);
-static_assert(offsetof(KickWire, version) == 8 && offsetof(KickWire, nonce) == 16);
+static_assert(offsetof(KickWire, version) == 8 && offsetof(KickWire, lane) == 10 && offsetof(KickWire, nonce) == 16);
 static_assert(sizeof(KickWire) == 24);
 static_assert(offsetof(WhereWire, version) == 8 && offsetof(WhereWire, nonce) == 16);
 static_assert(sizeof(WhereWire) == 24);

@@ -264,6 +264,8 @@ static void until_lifted(int fd, bool echoed) {
 
 void send_until_lifted(int fd) { until_lifted(fd, false); }
 
+void ping_until_lifted(int fd) { until_lifted(fd, true); }
+
 void receive_until_lifted(int fd) {
   while (!receive_block(fd)) {
   }

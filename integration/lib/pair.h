@@ -103,6 +103,7 @@ void warm_up_as_server(int fd);
 /* One end sends until its bytes go another way than TCP, where a lift is due; else a block. The other
  * end takes them, or (in the middle of the warm-up) sends them back. */
 void send_until_lifted(int fd);
+void ping_until_lifted(int fd);
 void receive_until_lifted(int fd);
 void pong_until_lifted(int fd);
 /* What TCP has carried so far, and, printed, whether it has stood still since. Where no lift is due that is

@@ -1,5 +1,7 @@
 /* A connect that goes on in the background, and what may be called meanwhile; sockets that were in an epoll
  * instance before they were connected; listeners with a small backlog, under signals. */
+#include <arpa/inet.h>
+
 #include "pair.h"
 
 static int new_socket(int flags) { return (int)CHECKED(socket(AF_INET, SOCK_STREAM | flags, 0)); }
@@ -143,6 +145,8 @@ static void shares_its_port(struct Pair* pair) {
   int listeners[2], taken = 0;
   struct sockaddr_in here = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
   socklen_t size = sizeof(here);
+  const char* host = getenv("PAIR_HOST");
+  if (host != NULL && inet_pton(AF_INET, host, &here.sin_addr) != 1) fail("the host is %s", host);
   for (int i = 0; i < 2; ++i) {
     listeners[i] = new_socket(0);
     CHECKED(setsockopt(listeners[i], SOL_SOCKET, SO_REUSEPORT, &(int){1}, sizeof(int)));

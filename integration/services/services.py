@@ -68,6 +68,7 @@ class Side:
         self.mode, self.library, self.folder, self.script = mode, library, pathlib.Path(folder), script
         self.seen, self.bounded, self.figures, self.complaints = {}, {}, {}, []
         self.started, self.proofs, self.reasons, self.counter, self.heirs = [], [], [], 0, {}
+        self.passed = []
 
     # ---- starting ---------------------------------------------------------------------------------
 
@@ -157,6 +158,10 @@ class Side:
         `heirs` the first process does not count: those that it forked or executed have to show it."""
         self.proofs.append((program, streams, fast_bytes, heirs))
 
+    def passes(self, program, least):
+        """The summaries must show so many bytes of files passed by reference, where the path can do that."""
+        self.passed.append((program, least))
+
     def stays_on_tcp(self, program, reason):
         """The summaries must give this reason for a stream that is not lifted: nobody takes it for an oversight."""
         self.reasons.append((program, reason))
@@ -206,6 +211,11 @@ class Side:
                 self.complaints.append(
                     "%s: %d summaries, %d streams lifted of %d, %d bytes not over TCP (%d over it), %s"
                     % (" ".join(program.argv)[:120], len(summary), count, streams, fast, slow, dict(reasons)))
+
+        for program, least in self.passed if self.mode == "shm" else ():
+            passed = sum(line["zero_copy_bytes"] for line in program.summary())
+            if passed < least:
+                self.complaints.append("%s: %d bytes by reference of %d" % (program.argv[0], passed, least))
 
         for program, reason in self.reasons:
             if not any(reason in line["not_lifted"] for line in program.summary()):

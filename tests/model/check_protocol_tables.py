@@ -2,7 +2,7 @@
 """Compares the byte tables of core/wire/PROTOCOL.md with the structs, both ways.
 
 Forward: every row becomes a static_assert on offset and size (or value), compiled with the project's compiler.
-Backward: every member of every ...Wire struct, of ControlPage and of DirectionWords, every enumerator of the wire
+Backward: every member of every ...Wire struct, of ControlPage, of DirectionWords and of PageSpan, every enumerator of the wire
 enums and every magic number must have a row. --self-test breaks a table in memory and demands that it is noticed.
 """
 import argparse
@@ -41,7 +41,7 @@ def without_comments(code):
 def read_structs(code):
     """Members by struct: enough of C++ for plain structs of wire layout."""
     found = {}
-    for name, body in re.findall(r"struct (\w+Wire|ControlPage|DirectionWords) \{([^{}]*)\}[^;{}]*;", code, flags=re.S):
+    for name, body in re.findall(r"struct (\w+Wire|ControlPage|DirectionWords|PageSpan) \{([^{}]*)\}[^;{}]*;", code, flags=re.S):
         members = []
         for declaration in body.split(";"):
             declaration = re.sub(r"alignas\([^)]*\)", "", declaration).strip()

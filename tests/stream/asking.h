@@ -63,6 +63,9 @@ class AskingChannel final : public Channel {
   size_t tx_write(const iovec* iov, size_t n, size_t skip, size_t limit) noexcept override {
     return closed() ? 0 : path_->tx_write(iov, n, skip, limit);
   }
+  size_t tx_fill(transport::ByteSource& from, size_t limit) noexcept override {
+    return closed() ? 0 : path_->tx_fill(from, limit);
+  }
   size_t tx_put(const void* from, size_t n) noexcept override {
     return closed() ? 0 : path_->tx_put(from, n);
   }

@@ -40,11 +40,18 @@ class Fabric final : public transport::verbs::ConnectionManager {
     bool unreachable = false;
     bool silent = false;
     int resolved = 0;
+    uint64_t resolved_key = 0;  // the last one's
     int alive = 0;  // ids
     std::deque<CmEvent> events;
     int fd = ::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC | EFD_SEMAPHORE);
     std::vector<std::string> rejections;
     int after_fork = 0;
+
+    void push(const CmEvent& e) {
+      events.push_back(e);
+      const uint64_t one = 1;
+      (void)!::write(fd, &one, sizeof(one));
+    }
   };
 
   explicit Fabric(std::shared_ptr<Shared> shared) : s_(std::move(shared)) {}
@@ -72,6 +79,7 @@ class Fabric final : public transport::verbs::ConnectionManager {
                               uint64_t key) noexcept override {
     const std::lock_guard lock(s_->mutex);
     ++s_->resolved;
+    s_->resolved_key = key;
     Id* id = make(key);
     id->from = from;
     id->to = to;
@@ -149,11 +157,7 @@ class Fabric final : public transport::verbs::ConnectionManager {
     ++s_->alive;
     return ids_.back().get();
   }
-  void push(const CmEvent& e) {
-    s_->events.push_back(e);
-    const uint64_t one = 1;
-    (void)!::write(s_->fd, &one, sizeof(one));
-  }
+  void push(const CmEvent& e) { s_->push(e); }
   const std::shared_ptr<Shared> s_;
   std::vector<std::unique_ptr<Id>> ids_;
   uint16_t last_port_ = kOwnPorts;

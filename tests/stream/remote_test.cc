@@ -98,6 +98,35 @@ TEST_F(Remote, AConnectionThatIsOverSaysNothingOfTheNextOne) {
   close_fd(listener);
 }
 
+TEST_F(Remote, AConnectionThatTheProgramHasClosedMeanwhileSaysNothingOfTheNextOne) {
+  sockaddr_in address;
+  const int listener = listen_somewhere(&address);
+  Connection first;
+  first.left = connect_stream(address);
+  first.right = accept_stream(listener, false);
+  with([](auto& s) { return s.silent = true; });
+  ASSERT_EQ(do_send(first.left, "x", 1), 1);
+  ASSERT_TRUE(eventually([&] { return with([](auto& s) { return s.resolved; }) > 0; }));
+  const int number = std::exchange(first.left, -1);
+  close_fd(number);
+  Connection second;
+  second.left = connect_stream(address);
+  second.right = accept_stream(listener, false);
+  ASSERT_EQ(second.left, number) << "what is asked of that number is said of another connection";
+  CmEvent late;
+  late.kind = Kind::kUnreachable;
+  with([&](auto& s) {
+    late.key = s.resolved_key;
+    s.push(late);
+    s.silent = false;
+  });
+  ASSERT_TRUE(eventually([&] { return with([](auto& s) { return s.alive; }) == 0; }));
+  const int asked = with([](auto& s) { return s.resolved; });
+  ASSERT_EQ(do_send(second.left, "x", 1), 1);
+  EXPECT_TRUE(eventually([&] { return with([](auto& s) { return s.resolved; }) > asked; }));
+  close_fd(listener);
+}
+
 TEST_F(Remote, NoRouteIsSaidAtOnce) {
   shared_->unreachable = true;
   Connection c = Connection::make(true, false);

@@ -7,6 +7,7 @@
 
 #include "core/base/clock.h"
 #include "core/stream/hand_over.h"
+#include "tests/base/faults.h"
 #include "tests/stream/agreed.h"
 #include "tests/stream/between.h"
 #include "tests/stream/forking.h"
@@ -322,6 +323,74 @@ TEST_F(SetDown, ASmallStackIsEnoughForSendfile) {
   EXPECT_EQ(sent, 200'000);
   EXPECT_EQ(read_all(c.right, bytes.size()), bytes);
   ::close(file);
+}
+
+/// A file on a real file system, of bytes that no shift of it repeats.
+struct SentFile {
+  explicit SentFile(size_t size) : bytes(size, '\0') {
+    for (size_t i = 0; i < size; ++i) bytes[i] = static_cast<char>(i * 7 + (i >> 9) + (i >> 17));
+    char name[] = "/tmp/set_down_XXXXXX";
+    fd = ::mkstemp(name);
+    ::unlink(name);
+    EXPECT_EQ(::write(fd, bytes.data(), size), static_cast<ssize_t>(size));
+  }
+  ~SentFile() { ::close(fd); }
+  long send(int to, off_t at, size_t n) const {
+    return stream::sendfile(*FdTable::stream(to), to, fd, &at, n, [] { return -1L; });
+  }
+  std::string bytes;
+  int fd;
+};
+
+/// Sends and reads pieces until some go by reference: the lane comes by way of the keeper.
+bool passes_by_reference(const Connection& c, const SentFile& file) {
+  constexpr size_t kPiece = 128 * 1024;
+  const auto& passed = FdTable::stream(c.left)->zero_copied;
+  const uint64_t before = passed;
+  for (int i = 0; i < 1000 && passed == before; ++i) {
+    const off_t at = i * 100;
+    if (file.send(c.left, at, kPiece) != static_cast<long>(kPiece)) return false;
+    if (read_all(c.right, kPiece) != file.bytes.substr(static_cast<size_t>(at), kPiece)) return false;
+    ::usleep(100);
+  }
+  return passed != before;
+}
+
+TEST_F(SetDown, WhatWasPassedByReferenceIsReplayed) {
+  Connection c = Connection::make();
+  ASSERT_TRUE(ping_until_lifted(c));
+  const SentFile file(2'000'000);
+  ASSERT_TRUE(passes_by_reference(c, file));
+  const uint64_t passed = FdTable::stream(c.left)->zero_copied;
+  ASSERT_EQ(file.send(c.left, 4321, 300'000), 300'000);
+  ASSERT_EQ(do_send(c.left, "between", 7), 7);
+  ASSERT_EQ(file.send(c.left, 1'000'001, 200'000), 200'000);
+  ASSERT_GT(FdTable::stream(c.left)->zero_copied, passed + 400'000);
+  std::string expected =
+      file.bytes.substr(4321, 300'000) + "between" + file.bytes.substr(1'000'001, 200'000);
+  ASSERT_EQ(read_all(c.right, 1000), expected.substr(0, 1000));
+  const pid_t child = fork_with_hooks();  // sets it down
+  if (child == 0) _exit(0);
+  EXPECT_EQ(wait_for(child), 0);
+  EXPECT_EQ(read_all(c.right, expected.size() - 1000), expected.substr(1000));
+}
+
+TEST_F(SetDown, WhatAFileHasLostSinceResetsTheConnection) {
+  const test::FaultsRecovered faults;
+  Connection c = Connection::make();
+  ASSERT_TRUE(ping_until_lifted(c));
+  const SentFile file(2'000'000);
+  ASSERT_TRUE(passes_by_reference(c, file));
+  const uint64_t passed = FdTable::stream(c.left)->zero_copied;
+  ASSERT_EQ(file.send(c.left, 0, 300'000), 300'000);
+  ASSERT_GT(FdTable::stream(c.left)->zero_copied, passed + 200'000);
+  ASSERT_EQ(::ftruncate(file.fd, 100), 0);
+  const pid_t child = fork_with_hooks();
+  if (child == 0) _exit(0);
+  EXPECT_EQ(wait_for(child), 0);
+  char byte;
+  EXPECT_EQ(do_recv(c.right, &byte, 1), -ECONNRESET) << "never a clean end, or other bytes";
+  EXPECT_EQ(do_send(c.left, "x", 1), -ECONNRESET);
 }
 
 }  // namespace

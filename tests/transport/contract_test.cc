@@ -65,6 +65,53 @@ TEST_P(Contract, HonoursSkipAndLimitInBothDirections) {
   EXPECT_EQ(b_.rx_available(), 1u);
 }
 
+/// Has `size` bytes of byte_at(), and gives at most `most` at a time.
+class Bytes final : public ByteSource {
+ public:
+  Bytes(size_t size, size_t most) : size_(size), most_(most) {}
+  size_t gather(std::byte* to, size_t limit) noexcept override {
+    const size_t n = std::min({limit, size_ - at_, most_ - given_});
+    for (size_t i = 0; i < n; ++i) to[i] = std::byte{byte_at(at_ + i)};
+    at_ += n;
+    given_ += n;
+    return n;
+  }
+  bool done() const noexcept override { return at_ == size_ || given_ == most_; }
+  void more() { given_ = 0; }
+
+ private:
+  const size_t size_;
+  const size_t most_;
+  size_t at_ = 0;
+  size_t given_ = 0;
+};
+
+TEST_P(Contract, FillsFromASourceAcrossTheEdgeAndStopsWhereItStops) {
+  const size_t capacity = a_.capacity();
+  const size_t total = 5 * capacity + 17;
+  Bytes source(total, capacity / 3 + 1);
+  uint64_t received = 0;
+  while (received < total) {
+    source.more();
+    const size_t took = a_.tx_fill(source, capacity);
+    ASSERT_EQ(took, std::min(capacity / 3 + 1, total - received));
+    arrive(b_, took);
+    const std::string got = read_string(b_, took);
+    ASSERT_EQ(got.size(), took);
+    for (size_t i = 0; i < took; ++i) {
+      ASSERT_EQ(static_cast<uint8_t>(got[i]), byte_at(received + i)) << received + i;
+    }
+    received += took;
+    EXPECT_TRUE(eventually(a_, [&] { return a_.tx_room() >= took; }));
+  }
+  EXPECT_EQ(a_.tx_fill(source, 1), 0u);
+  Bytes large(2 * capacity, 2 * capacity);
+  EXPECT_TRUE(eventually(a_, [&] { return a_.tx_room() >= capacity / 2; }));
+  EXPECT_LE(a_.tx_fill(large, 2 * capacity), capacity);
+  EXPECT_EQ(a_.tx_fill(large, 1), 0u);
+  EXPECT_FALSE(a_.tx_failed() || b_.rx_failed());
+}
+
 TEST_P(Contract, PeekLeavesAndDiscardTakes) {
   write(a_, "abcdef", 6);
   arrive(b_, 6);

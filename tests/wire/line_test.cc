@@ -182,9 +182,9 @@ TEST(LineGreeting, RefusesEveryFieldOutOfBounds) {
     refused<Greeting>(kSomeGreeting, why, change, error);
   };
   using W = GreetingWire;
-  bad("version range upside down", [](W& w) { w.version_min = 2; });
+  bad("version range upside down", [](W& w) { w.version_min = kProtocolVersion + 1; });
   bad(
-      "no version in common", [](W& w) { w.version_min = w.version_max = 2; }, EPROTONOSUPPORT);
+      "no version in common", [](W& w) { w.version_min = w.version_max = kProtocolVersion + 1; }, EPROTONOSUPPORT);
   bad(
       "no version in common", [](W& w) { w.version_min = w.version_max = 0; }, EPROTONOSUPPORT);
   bad("keyed is neither 0 nor 1", [](W& w) { w.keyed = 2; });

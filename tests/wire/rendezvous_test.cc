@@ -96,9 +96,9 @@ TEST(RendezvousHello, RefusesEveryFieldOutOfBounds) {
   refused("message magic", [](HelloWire& w) { w.header.magic ^= 1; });
   refused("message length", [](HelloWire& w) { w.header.length += 1; });
   refused("message type", [](HelloWire& w) { w.header.type = 2; });
-  refused("version range upside down", [](HelloWire& w) { w.version_min = 2; });
+  refused("version range upside down", [](HelloWire& w) { w.version_min = kProtocolVersion + 1; });
   refused(
-      "no version in common", [](HelloWire& w) { w.version_min = w.version_max = 2; },
+      "no version in common", [](HelloWire& w) { w.version_min = w.version_max = kProtocolVersion + 1; },
       EPROTONOSUPPORT);
   refused(
       "no version in common", [](HelloWire& w) { w.version_min = w.version_max = 0; },
@@ -213,6 +213,10 @@ TEST(RendezvousKick, ComesBackAndRefusesWhatItMust) {
   const Bytes good = bytes_of(Kick{0xfedcba9876543210});
   ASSERT_TRUE(decode_kick(good.data(), good.size()));
   EXPECT_EQ(decode_kick(good.data(), good.size())->nonce, 0xfedcba9876543210u);
+  EXPECT_EQ(decode_kick(good.data(), good.size())->lane, 0u);
+  const Bytes lane = bytes_of(Kick{1, 2});
+  ASSERT_TRUE(decode_kick(lane.data(), lane.size()));
+  EXPECT_EQ(decode_kick(lane.data(), lane.size())->lane, 2u);
   for (size_t at = 0; at < 16; ++at) {
     Bytes b = good;
     b[at] ^= 0x40;
@@ -254,7 +258,7 @@ TEST(RendezvousHere, RefusesEveryFieldOutOfBounds) {
     EXPECT_TRUE(back.error().error == error);
   };
   bad(
-      "version not spoken", [](HereWire& w) { w.version = 2; }, EPROTONOSUPPORT);
+      "version not spoken", [](HereWire& w) { w.version = kProtocolVersion + 1; }, EPROTONOSUPPORT);
   bad("agreed without a port", [](HereWire& w) { w.line_port = 0; });
   bad("a port in a refusal", [](HereWire& w) { w.verdict = 2; });
   bad("unknown verdict", [](HereWire& w) { w.verdict = kLastVerdict + 1; });

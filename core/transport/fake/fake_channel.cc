@@ -245,6 +245,12 @@ class FakeChannel final : public Channel {
     if (done != 0) link_->published(side_);
     return done;
   }
+  size_t tx_fill(ByteSource& from, size_t limit) noexcept override {
+    if (link_->failed()) return 0;
+    const size_t done = writer_.write(from, limit);
+    if (done != 0) link_->published(side_);
+    return done;
+  }
   size_t tx_put(const void* from, size_t n) noexcept override {
     if (link_->failed()) return 0;
     const size_t done = writer_.put(from, n);

@@ -40,7 +40,10 @@ ShmChannel::ShmChannel(ShmSegment segment, os::OwnedFd doorbell, bool caller, Re
       tx_(segment_.page().direction[tx_index_]),
       rx_(segment_.page().direction[1 - tx_index_]),
       writer_(segment_.ring(tx_index_), segment_.ring_size(), tx_.tail, tx_.head),
-      reader_(segment_.ring(1 - tx_index_), segment_.ring_size(), rx_.tail, rx_.head) {}
+      sent_pages_(tx_, segment_.page().span[tx_index_]),
+      window_(segment_.ring_size()),
+      reader_(segment_.ring(1 - tx_index_), segment_.ring_size(), rx_.tail, rx_.head),
+      pages_(rx_, segment_.page().span[1 - tx_index_]) {}
 
 ShmChannel::~ShmChannel() {
   // A peer that broke the rules gets no second use. A forked child lets go of its parent's channel:
@@ -70,8 +73,8 @@ void ShmChannel::populate_ahead(int index) noexcept {
   populated += n;
 }
 
-size_t ShmChannel::tx_write(const iovec* iov, size_t n, size_t skip, size_t limit) noexcept {
-  ring::IovCursor from(iov, n, skip);
+template <typename From>
+size_t ShmChannel::write_from(From& from, size_t limit) noexcept {
   size_t done = 0;
   do {
     if (__builtin_expect(segment_.populated(tx_index_) < capacity(), 0) &&
@@ -85,8 +88,44 @@ size_t ShmChannel::tx_write(const iovec* iov, size_t n, size_t skip, size_t limi
     // seq_cst: the load half of Dekker, see byte_ring.h. Pairs with rx_arm().
     if (tx_.rx_sleep.load(memory_order_seq_cst) != 0) wake_receiver();
   } while (done < limit && !from.done());
-  if (done == 0 && from.faulted()) return kFault;
   return done;
+}
+
+size_t ShmChannel::tx_write(const iovec* iov, size_t n, size_t skip, size_t limit) noexcept {
+  ring::IovCursor from(iov, n, skip);
+  const size_t done = write_from(from, limit);
+  return done == 0 && from.faulted() ? kFault : done;
+}
+
+size_t ShmChannel::tx_fill(ByteSource& from, size_t limit) noexcept {
+  return write_from(from, limit);
+}
+
+size_t ShmChannel::tx_pass(int file, off_t offset, size_t limit) noexcept {
+  if (!sent_pages_.usable(doorbell_.get())) return 0;
+  if (window_ == capacity()) {
+    // What the lane does not take, and what the program sends beside the file, lies in the ring. More
+    // than that would be copied where the lane has room again soon.
+    window_ = std::min(capacity(), sent_pages_.capacity() + 2 * PageSender::kLeast);
+    // Relaxed: who wakes us too early or too late by the old one wakes us again.
+    tx_.window.store(static_cast<uint32_t>(window_), std::memory_order_relaxed);
+  }
+  limit = std::min(limit, writer_.room(limit));
+  const size_t n = sent_pages_.pass(file, offset, limit, writer_.tail(),
+                                    writer_.tail() - writer_.unread());
+  if (n == 0) return 0;
+  writer_.advance(n);
+  // seq_cst: as in tx_write().
+  if (tx_.rx_sleep.load(memory_order_seq_cst) != 0) wake_receiver();
+  return n;
+}
+
+size_t ShmChannel::tx_unread_spans(uint64_t from, size_t n, iovec spans[2]) noexcept {
+  if (sent_pages_.holds() && from <= writer_.tail() && writer_.tail() - from <= capacity() &&
+      !sent_pages_.restore(from, segment_.ring(tx_index_), capacity())) {
+    return 0;
+  }
+  return writer_.unread_spans(from, n, spans);
 }
 
 size_t ShmChannel::tx_put(const void* from, size_t n) noexcept {
@@ -118,40 +157,101 @@ size_t ShmChannel::rx_take(void* to, size_t n) noexcept {
   if (__builtin_expect(populated < capacity(), 0) && populated < reader_.head() + n) {
     return 0;  // rx_read() sees to that
   }
-  if (reader_.known() < n) let_bytes_gather(n);
-  const size_t done = reader_.take(to, n);
+  if (reader_.known() < n) {
+    let_bytes_gather(n);
+    if (reader_.known() < n) reader_.look();
+  }
+  // After the last look at the tail: spans below it are seen.
+  if (__builtin_expect(pages_.pending(), 0)) return 0;
+  const size_t done = reader_.take_known(to, n);
   if (done != 0) wake_sender_if_roomy();
   return done;
+}
+
+void ShmChannel::populate_for_reading(size_t piece) noexcept {
+  const size_t known = reader_.available();
+  if (known != 0 && reader_.head() + std::min(known, piece) > segment_.populated(1 - tx_index_)) {
+    populate_ahead(1 - tx_index_);
+  }
 }
 
 size_t ShmChannel::rx_read(const iovec* iov, size_t n, size_t skip, size_t limit,
                            bool peek) noexcept {
   ring::IovCursor to(iov, n, skip);
   if (peek) {
-    const size_t seen = reader_.peek(to, limit);
+    bring_pages_in();
+    const size_t seen = reader_.peek_known(to, limit);
     return to.faulted() ? kFault : seen;
   }
   const size_t piece = ring::release_piece(capacity());
   size_t done = 0;
+  bool faulted = false;
   do {
     if (__builtin_expect(segment_.populated(1 - tx_index_) < capacity(), 0)) {
-      const size_t known = reader_.available();
-      if (known != 0 &&
-          reader_.head() + std::min(known, piece) > segment_.populated(1 - tx_index_)) {
-        populate_ahead(1 - tx_index_);
-      }
+      populate_for_reading(piece);
     }
-    const size_t moved = reader_.read(to, std::min(limit - done, piece));
+    if (reader_.known() < std::min(limit - done, piece)) reader_.look();
+    // After the last look at the tail: spans below it are seen.
+    const size_t moved = __builtin_expect(pages_.pending(), 0)
+                             ? read_pages(to, limit - done, &faulted)
+                             : reader_.read_known(to, std::min(limit - done, piece));
     if (moved == 0) break;
     done += moved;
     wake_sender_if_roomy();
   } while (done < limit && !to.done());
-  if (done == 0 && to.faulted()) return kFault;
+  if (done == 0 && (faulted || to.faulted())) return kFault;
   return done;
 }
 
+/// rx_read() of what comes next, while there are bytes in the page lane: of the ring up to there, or
+/// of the lane.
+size_t ShmChannel::read_pages(ring::IovCursor& to, size_t limit, bool* faulted) noexcept {
+  constexpr size_t kPieces = 16;  // of the program's memory, a call
+  limit = std::min(limit, reader_.available());
+  if (limit == 0) return 0;
+  const PageReceiver::Part part = pages_.part_at(reader_.head(), capacity());
+  if (part.lied) reader_.fail();
+  if (part.in_ring != 0) {
+    return reader_.read_known(to, std::min({limit, part.in_ring, ring::release_piece(capacity())}));
+  }
+  if (part.in_lane == 0) return 0;
+  iovec pieces[kPieces];
+  const size_t n = to.pieces(pieces, kPieces, std::min(limit, part.in_lane));
+  if (n == 0) return 0;
+  const long got = pages_.read(pieces, n);
+  if (got == -EFAULT) *faulted = true;
+  if (got == -EAGAIN) reader_.fail();
+  // A release that meets the seal fails: then the sender sends these bytes again, by another way.
+  if (got <= 0 || reader_.discard_known(static_cast<size_t>(got)) == 0) return 0;
+  to.advance(static_cast<size_t>(got));
+  return static_cast<size_t>(got);
+}
+
+/// What was published and lies in the page lane comes into the ring, for who has to see it there.
+void ShmChannel::bring_pages_in() noexcept {
+  // Also where the sender has sealed the head meanwhile: what is known may be looked at.
+  reader_.look();
+  const uint64_t end = reader_.head() + reader_.known();
+  std::byte* const ring = segment_.ring(1 - tx_index_);
+  for (uint64_t at = reader_.head(); at < end && pages_.pending();) {
+    const PageReceiver::Part part = pages_.part_at(at, capacity());
+    const size_t n = std::min<uint64_t>(end - at, std::max(part.in_ring, part.in_lane));
+    if (part.lied || (part.in_lane != 0 && !pages_.bring_in(at, n, ring, capacity()))) {
+      reader_.fail();
+      return;
+    }
+    at += n;
+  }
+}
+
+void ShmChannel::rx_join_lane(const wire::SocketName& name) noexcept {
+  // release: the sender may use it from here on.
+  if (pages_.join(name, doorbell_.get())) rx_.lane.store(1, memory_order_release);
+}
+
 size_t ShmChannel::rx_discard(size_t n) noexcept {
-  const size_t done = reader_.discard(n);
+  bring_pages_in();
+  const size_t done = reader_.discard_known(n);
   if (done != 0) wake_sender_if_roomy();
   return done;
 }
@@ -272,8 +372,11 @@ void ShmChannel::wake_sender_if_roomy() noexcept {
   // seq_cst: the load half of Dekker, after the release of the head. Pairs with tx_arm().
   if (rx_.tx_sleep.load(memory_order_seq_cst) == 0) return;
   // A sender that is woken for every few bytes would sleep and wake all the time.
-  const size_t free = capacity() - reader_.available();
-  if (free < capacity() / 3) return;
+  // Relaxed: the sender's own affair; nonsense wakes it at the wrong time.
+  const size_t told = rx_.window.load(std::memory_order_relaxed);
+  const size_t window = told != 0 && told < capacity() ? told : capacity();
+  const size_t unread = reader_.available();
+  if (unread > window - window / 3) return;
   const uint32_t bits = rx_.tx_sleep.exchange(0, memory_order_seq_cst);
   if ((bits & wire::kSleepFutex) != 0) strike(rx_.tx_bell);
   if ((bits & wire::kSleepDoorbell) != 0) ring_doorbell();

@@ -17,6 +17,7 @@
 
 #include "core/os/owned_fd.h"
 #include "core/ring/byte_ring.h"
+#include "core/transport/shm/page_lane.h"
 #include "core/transport/shm/segment_pool.h"
 #include "core/transport/shm/shm_segment.h"
 #include "core/transport/transport.h"
@@ -33,18 +34,24 @@ class ShmChannel final : public Channel {
 
   size_t tx_room(size_t want) noexcept override { return writer_.room(want); }
   size_t tx_write(const iovec* iov, size_t n, size_t skip, size_t limit) noexcept override;
+  size_t tx_fill(ByteSource& from, size_t limit) noexcept override;
+  size_t tx_pass(int file, off_t offset, size_t limit) noexcept override;
+  bool tx_offer_lane(const wire::SocketName& name) noexcept override {
+    return sent_pages_.offer(name);
+  }
+  int tx_direction() const noexcept override { return tx_index_; }
+  size_t tx_window() const noexcept override { return window_; }
   size_t tx_put(const void* from, size_t n) noexcept override;
   uint64_t tx_unread() noexcept override { return writer_.unread(); }
   uint64_t tx_tail() noexcept override { return writer_.tail(); }
-  size_t tx_unread_spans(uint64_t from, size_t n, iovec spans[2]) noexcept override {
-    return writer_.unread_spans(from, n, spans);
-  }
+  size_t tx_unread_spans(uint64_t from, size_t n, iovec spans[2]) noexcept override;
   bool tx_failed() const noexcept override { return writer_.failed(); }
 
   size_t rx_available() noexcept override { return reader_.available(); }
   size_t rx_read(const iovec* iov, size_t n, size_t skip, size_t limit,
                  bool peek) noexcept override;
   size_t rx_take(void* to, size_t n) noexcept override;
+  void rx_join_lane(const wire::SocketName& name) noexcept override;
   size_t rx_discard(size_t n) noexcept override;
   uint64_t rx_head() noexcept override { return reader_.head(); }
   uint64_t rx_published() noexcept override;
@@ -78,6 +85,11 @@ class ShmChannel final : public Channel {
 
  private:
   void populate_ahead(int index) noexcept;
+  template <typename From>
+  size_t write_from(From& from, size_t limit) noexcept;
+  void populate_for_reading(size_t piece) noexcept;
+  size_t read_pages(ring::IovCursor& to, size_t limit, bool* faulted) noexcept;
+  void bring_pages_in() noexcept;
   void let_bytes_gather(size_t n) noexcept;
   void wake_receiver() noexcept;
   void wake_sender_if_roomy() noexcept;
@@ -92,8 +104,11 @@ class ShmChannel final : public Channel {
   // The two sides are used by different threads at once: a line each.
   alignas(64) ring::RingWriter writer_;
   bool freeze_heard_ = false;  // the receiver said so beside its sleep bits
+  PageSender sent_pages_;
+  size_t window_;         // tx_window()
   Turn over_;             // what our tx_end() or tx_recall() found or made; open before
   alignas(64) ring::RingReader reader_;
+  PageReceiver pages_;
   bool at_the_heels_ = false;  // the last look found few messages
   uint64_t tail_at_look_ = 0;  // our own, at the last look
 };

@@ -204,6 +204,20 @@ size_t VerbsChannel::tx_write(const iovec* iov, size_t n, size_t skip, size_t li
   return done;
 }
 
+size_t VerbsChannel::tx_fill(ByteSource& from, size_t limit) noexcept {
+  size_t done = 0;
+  do {
+    const size_t moved = writer_.write(from, std::min(limit - done, ring::kPublishPiece));
+    if (moved == 0) break;
+    done += moved;
+    // As in tx_write(). Nobody knows what else the source has, so nothing is promised behind it.
+    if (done == moved || posted_.load(memory_order_relaxed) + kLongestWrite <= writer_.tail())
+      (void)push();
+  } while (done < limit && !from.done());
+  if (done != 0 && posted_.load(memory_order_relaxed) != writer_.tail()) (void)push();
+  return done;
+}
+
 size_t VerbsChannel::tx_put(const void* from, size_t n) noexcept {
   const size_t done = writer_.put(from, n);
   if (done != 0) (void)push();

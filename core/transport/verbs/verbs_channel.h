@@ -93,6 +93,7 @@ class VerbsChannel final : public Channel {
   /// Half a ring may be consumed and not told yet (credit()); of the rest a third has to be free.
   size_t tx_least_bound() const noexcept override { return capacity() / 4 * 3; }
   size_t tx_write(const iovec* iov, size_t n, size_t skip, size_t limit) noexcept override;
+  size_t tx_fill(ByteSource& from, size_t limit) noexcept override;
   size_t tx_put(const void* from, size_t n) noexcept override;
   uint64_t tx_unread() noexcept override;
   uint64_t tx_undelivered() noexcept override;

@@ -48,7 +48,7 @@ def stays_on_tcp(t, server, client, reason):
 WORDS = "conns=2 rounds=150 size=8192 pause=40"
 
 
-@group.case()
+@group.case(beside=True)
 def no_translator(t):
     """The same traffic without one is lifted."""
     server, client = serve(t, "threads", path="auto", strict=False), ask(t, WORDS, path="auto", strict=False)
@@ -57,7 +57,7 @@ def no_translator(t):
     t.expect_lifted(client, server, streams=2)
 
 
-@group.case()
+@group.case(beside=True)
 def listener_behind_nat(t):
     """A public address leads to the server's own (DNAT)."""
     public = t.server.address.rsplit(".", 1)[0] + ".101"
@@ -67,7 +67,7 @@ def listener_behind_nat(t):
         stays_on_tcp(t, server, client, OTHER_ADDRESSES)
 
 
-@group.case()
+@group.case(beside=True)
 def caller_behind_nat(t):
     """The caller goes out by another address (SNAT, masquerading)."""
     public = t.client.address.rsplit(".", 1)[0] + ".102"
@@ -76,7 +76,7 @@ def caller_behind_nat(t):
         stays_on_tcp(t, server, client, OTHER_ADDRESSES)
 
 
-@group.case()
+@group.case(beside=True)
 def a_relay(t):
     """A program between them, without the shim: two connections, of which neither leads from shim to shim."""
     server = serve(t, "threads", path="auto", strict=False)

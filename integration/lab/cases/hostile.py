@@ -90,7 +90,7 @@ def refusals(t, program, at_least=1):
     t.note += f" refused: {counted}."
 
 
-@group.case()
+@group.case(beside=True)
 def garbage_requests(t):
     """Malformed and truncated private data at the RDMA port: rejected, each of them."""
     server, client = busy(t)
@@ -136,7 +136,7 @@ def line_port(t, server, client):
     return ports.pop() if ports else 0
 
 
-@group.case()
+@group.case(beside=True)
 def garbage_on_the_line(t):
     server, client = busy(t)
     port = line_port(t, server, client) if t.rdma else 0
@@ -175,7 +175,7 @@ def offer_verdict(answer):
     return None
 
 
-@group.case()
+@group.case(beside=True)
 def silent_on_the_line(t):
     """Lines that say nothing, many of them: nobody waits for them."""
     server, client = busy(t)
@@ -189,11 +189,11 @@ def silent_on_the_line(t):
 
 def keys(t, server_key, client_key, lifted):
     """A key as root would place it; None: no key."""
-    options = []
+    options, file = [], f"/run/key-{t.port}"
     for host, key in ((t.server, server_key), (t.client, client_key)):
         if key:
-            host.check(f"install -m 600 /dev/null /run/key && echo {key} > /run/key")
-        options.append({"RSOCK_KEY_FILE": "/run/key"} if key else {})
+            host.check(f"install -m 600 /dev/null {file} && echo {key} > {file}")
+        options.append({"RSOCK_KEY_FILE": file} if key else {})
     strict = dict(strict=lifted, path=None if lifted else "auto")
     server = serve(t, "threads", env=options[0], **strict)
     client = ask(t, "conns=2 seconds=7 pause=30", env=options[1], **strict)
@@ -212,10 +212,10 @@ def keys(t, server_key, client_key, lifted):
 A, B = "0123456789abcdef-one", "0123456789abcdef-two"
 for name, row in {"same_key": (A, A, True), "wrong_key": (A, B, False), "key_at_server_only": (A, None, False),
                   "key_at_client_only": (None, A, False)}.items():
-    group.add(name, lambda t, row=row: keys(t, *row))
+    group.add(name, lambda t, row=row: keys(t, *row), beside=True)
 
 
-@group.case()
+@group.case(beside=True)
 def squatter(t):
     """Another user sits on the RDMA port of the server's TCP port, and takes any call."""
     squat = t.start(t.server, f"rping -s -P -p {t.port} -a {t.server.address}", shim=False, user=NOBODY)
@@ -234,7 +234,7 @@ def squatter(t):
     t.stop(squat)
 
 
-@group.case()
+@group.case(beside=True)
 def no_owner_at_the_port(t):
     """A TCP server without the shim, and an RDMA stranger at its port: the client stays on TCP and counts."""
     squat = t.start(t.server, f"rping -s -P -p {t.port} -a {t.server.address}", shim=False)

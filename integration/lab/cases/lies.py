@@ -53,7 +53,7 @@ def lies(t, rows, refused=0):
         refusals(t, server, refused)
 
 
-@group.case()
+@group.case(beside=True)
 def an_honest_one(t):
     """The beginning that all have, and every honest end: else the lies would prove nothing."""
     lies(t, {
@@ -64,7 +64,7 @@ def an_honest_one(t):
     })
 
 
-@group.case()
+@group.case(beside=True)
 def beyond_the_ring(t):
     """The device refuses, the queue pair is lost, and the stream goes on by TCP."""
     def row(step):
@@ -84,7 +84,7 @@ def broken_by(step, steps=BOTH):
     return f"{steps} {step} over", RESET, "over: ECONNRESET", BROKE
 
 
-@group.case()
+@group.case(beside=True)
 def impossible_counts(t):
     counts = {
         "more than a ring": broken_by(f"imm:{RING + 1}"),
@@ -102,7 +102,7 @@ def impossible_counts(t):
     }, len(counts))
 
 
-@group.case()
+@group.case(beside=True)
 def words_out_of_order(t):
     broken = {
         "END twice": broken_by(f"word:{END}:9100 word:{END}:9100"),
@@ -133,7 +133,7 @@ def words_out_of_order(t):
     }, len(broken) + 3)
 
 
-@group.case()
+@group.case(beside=True)
 def pairs_without_a_use(t):
     lies(t, {
         "WANT without a queue pair": ("tcp:1000 ask tcp:5000 close", "eof", "over: EOF"),
@@ -145,7 +145,7 @@ def pairs_without_a_use(t):
     }, 1)
 
 
-@group.case()
+@group.case(beside=True)
 def line_dropped(t):
     lies(t, {
         "before the queue pair": ("tcp:1000 ask drop_line tcp:5000 close", "eof", "over: EOF"),

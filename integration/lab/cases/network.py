@@ -7,6 +7,7 @@ import trial
 from ends import SIZE, Flow
 from hash_pairs import hash_case
 from servers import ask, ended, serve
+from worth import COLDEST
 
 group = trial.Group(trial.TWO_HOSTS)
 NOBODY = 65534
@@ -24,7 +25,7 @@ def rough(t, spec, **words):
 
 
 for name, spec in (("loss", "loss 1%"), ("delay", "delay 20ms"), ("reorder", "delay 5ms reorder 25% 50%")):
-    group.add(f"{name}.both", lambda t, s=spec: rough(t, s, shape="both", io="epoll_lt", total=2 << 20, pause=1500))
+    group.add(f"{name}.both", lambda t, s=spec: rough(t, s, shape="both", io="epoll_lt", total=2 << 20, pause=3000))
     group.add(f"{name}.exchange", lambda t, s=spec: rough(t, s, shape="exchange", total=1 << 20, pause=1500))
 
 
@@ -161,11 +162,11 @@ def memlock(t, which):
             t.note += f" {'; '.join(program.reasons())}."
 
 
-group.add("memlock_too_low.client", lambda t: memlock(t, ("client",)))
-group.add("memlock_too_low.server", lambda t: memlock(t, ("server",)))
+group.add("memlock_too_low.client", lambda t: memlock(t, ("client",)), beside=True)
+group.add("memlock_too_low.server", lambda t: memlock(t, ("server",)), beside=True)
 
 
-@group.case()
+@group.case(beside=True)
 def another_user(t):
     """No root, no limit: lifted."""
     server = serve(t, "threads", user=NOBODY)
@@ -175,7 +176,7 @@ def another_user(t):
     t.expect_lifted(client, server, streams=2)
 
 
-@group.case()
+@group.case(beside=True)
 def more_streams_than_allowed(t):
     """Eight queue pairs for 24 connections that are busy eight at a time: the coldest give theirs up."""
     env = {"RSOCK_RDMA_STREAMS": "8"}
@@ -189,5 +190,7 @@ def more_streams_than_allowed(t):
     t.expect_lifted(client, server, streams=9)
     if t.rdma:
         lifted, down = client.total("lifted", "rdma"), client.set_down()
-        t.expect("the coldest are set down", down >= lifted - 8, f"{lifted} lifted, {down} set down")
+        coldest = sum(program.reasons("set_down_for").get(COLDEST, 0) for program in (client, server))
+        # When all are busy in the end, who ends leaves his to another without being set down.
+        t.expect("the coldest are set down", 0 < coldest and down >= (lifted - 8) // 2, f"{lifted} lifted, {down} set down")
         t.note += f" {lifted} lifted, {down} set down."

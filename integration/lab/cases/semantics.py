@@ -20,14 +20,7 @@ SECONDS = 60  # seconds for one run of a variant
 # Programs that are not equal on a queue pair yet, or can't be, each with its reason; the run names them. Remove the line
 # with the fix. (Differences of single variants that have to be are in limits.json.)
 NOT_YET = {
-    "connect_in_the_background": "shared_port connects by way of loopback, where no device leads, and waits for a lift",
-    "daemons": "forks_among_threads: the child of a process that has used a device stays on TCP (DESIGN.md, Open); "
-               "connects_as_daemon means 127.0.0.1",
     "huge_calls": "2 GiB take an emulated guest five minutes",
-    "message_flags": "calls_for_nothing: its client ends by SIGPIPE, and a killed peer is a reset (DESIGN.md, Known limits)",
-    "number_races": "first_sockets and race: the streams are not lifted before they end; 'the peer sees other addresses' "
-                    "was not looked into",
-    "options_while_lifted": "the guest's own TCP gives up under its options, before anything is lifted",
     "pending_bytes": "client_fills: SIOCOUTQ does not count what the peer has not read (DESIGN.md, Open)",
     "user_timeout": "TCP_USER_TIMEOUT does not time what is on a queue pair (DESIGN.md, Known limits)",
 }
