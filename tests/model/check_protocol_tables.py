@@ -45,7 +45,7 @@ def read_structs(code):
         members = []
         for declaration in body.split(";"):
             declaration = re.sub(r"alignas\([^)]*\)", "", declaration).strip()
-            if match := re.search(r"(\w+)\s*(\[\w+\])?$", declaration):
+            if match := re.search(r"(\w+)\s*(\[\w+\])*$", declaration):
                 members.append(match.group(1))
         found[name] = members
     return found
