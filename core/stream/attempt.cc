@@ -120,7 +120,7 @@ Reason examine(Seeker& a) noexcept {
   }
   if (const Reason r = kernel_only_option(fd); r != nullptr) return r;
   const auto tuple = tuple_of(fd);
-  if (!tuple) return "not connected";
+  if (!tuple) return kOverTooSoon;
   if (tuple->is_to_itself()) return "connected to itself";
   a.tuple = *tuple;
   const Config& c = config();
@@ -137,8 +137,7 @@ Reason examine(Seeker& a) noexcept {
     return "sock_diag refused";
   }
   a.name = wire::rendezvous_name(*tuple, os::netns_cookie(fd));
-  if (os::getsockopt_u64(fd, SO_COOKIE).value_or(0) != a.own_cookie)
-    return "not connected";  // closed meanwhile
+  if (os::getsockopt_u64(fd, SO_COOKIE).value_or(0) != a.own_cookie) return kOverTooSoon;
   return nullptr;
 }
 

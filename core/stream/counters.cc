@@ -52,17 +52,23 @@ void bump(ReasonCount* list, Reason reason) noexcept {
 void add_stream(const Stream& s, Totals* t) noexcept {
   ++t->streams;
   t->set_down += s.set_downs;
+  bool lifted = false;
   for (int i = 0; i < kPaths; ++i) {
+    const uint64_t received = s.received[i].load(std::memory_order_relaxed);
     t->sent[i] += s.sent[i].load(std::memory_order_relaxed);
-    t->received[i] += s.received[i].load(std::memory_order_relaxed);
-    if ((s.ever_lifted & (1u << i)) != 0) ++t->lifted[i];
+    t->received[i] += received;
+    // One whose end came before it had anything to send there was lifted as well.
+    if ((s.ever_lifted & (1u << i)) == 0 && (i == 0 || received == 0)) continue;
+    ++t->lifted[i];
+    lifted = true;
   }
   t->zero_copied += s.zero_copied.load(std::memory_order_relaxed);
-  const bool lifted = s.ever_lifted != 0 || s.received[1].load(std::memory_order_relaxed) != 0 ||
-                      s.received[2].load(std::memory_order_relaxed) != 0;
   if (lifted) return;
-  const Reason reason = s.not_lifted.load(std::memory_order_relaxed);
-  bump(t->not_lifted, reason != nullptr ? reason : "below the threshold");
+  Reason reason = s.not_lifted.load(std::memory_order_relaxed);
+  if (reason == nullptr) {
+    reason = s.lift_asked.load(std::memory_order_relaxed) ? kOverTooSoon : "below the threshold";
+  }
+  bump(t->not_lifted, reason);
 }
 
 /// A line that is built without allocation; what does not fit is cut at the end, never in the

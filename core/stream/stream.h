@@ -104,6 +104,8 @@ struct RxSide {
 
 /// Why a stream is not lifted: literals, so that pointers can be kept and compared.
 using Reason = const char*;
+/// It was asked for, and its end came first.
+inline constexpr Reason kOverTooSoon = "over before it was lifted";
 
 /// Of a stream that was there at a fork, in memory that its family shares: the processes that came
 /// by forks from the one that forked first.

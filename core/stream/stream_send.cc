@@ -26,9 +26,33 @@ long count_sent(Stream& s, long r) noexcept {
   return r;
 }
 
-/// One attempt in the kernel, on a number that is surely the stream's.
-long send_now(Stream& s, const iovec* iov, size_t n, size_t skip, size_t limit,
-              int flags) noexcept {
+/// Leaving the kernel, the last one tries what had to wait for it.
+struct AfterSend {
+  Stream& s;
+  void operator()() const noexcept {
+    if (s.tx_wanted.load(std::memory_order_acquire)) try_switch_tx(s);
+  }
+};
+
+/// A blocking call in the kernel returns when all is sent, and until then the direction can't
+/// change hands. Who sends so much in one call does it by hand while the stream may still be
+/// lifted.
+constexpr size_t kLargeSend = 256 * 1024;
+
+bool goes_by_hand(Stream& s, const iovec* iov, size_t n, int flags) noexcept {
+  if (s.pinned.load(std::memory_order_relaxed)) return false;
+  if (s.not_lifted.load(std::memory_order_relaxed) != nullptr &&
+      !s.has_channel.load(std::memory_order_relaxed)) {
+    return false;
+  }
+  return may_wait(s, flags) && iov_acceptable(iov, n) && iov_total(iov, n) >= kLargeSend &&
+         !iov_impossible(iov, n) && !s.tx.mutex.held_by_me();
+}
+
+/// One attempt in the kernel, on a number that is surely the stream's. Who may `wait` for room
+/// keeps the stream.
+long send_now(Stream& s, Stay& stay, const iovec* iov, size_t n, size_t skip, size_t limit,
+              int flags, bool wait) noexcept {
   iovec slice[kIovBatch];
   msghdr msg{};
   msg.msg_iov = slice;
@@ -37,47 +61,52 @@ long send_now(Stream& s, const iovec* iov, size_t n, size_t skip, size_t limit,
   if (s.closed.load(std::memory_order_relaxed)) return -EBADF;
   const auto sent =
       os::sendmsg(s.fd.load(std::memory_order_relaxed), &msg, flags | MSG_NOSIGNAL | MSG_DONTWAIT);
+  if (!sent && sent.error() == EAGAIN && wait) stay.note_locked();
   return sent ? static_cast<long>(*sent) : -value(sent.error());
 }
 
-/// The kernel's half without the program's own call: for the rest of a message whose beginning went
-/// into the ring before the direction was set down (a blocking send never returns a short count for
-/// our reasons), and for a call whose number was closed while it slept.
-long send_by_hand(Stream& s, const iovec* iov, size_t n, size_t total, size_t done,
-                  int flags) noexcept {
+/// As the kernel ends a call that moved nothing.
+long send_failed(long error, int flags) noexcept {
+  if (error == -EPIPE && (flags & MSG_NOSIGNAL) == 0) os::raise_here(SIGPIPE);
+  return error;
+}
+
+/// The kernel's half without the program's own call: for much at once, for the rest of a message
+/// whose beginning went into the ring before the direction was set down (a blocking send never
+/// returns a short count for our reasons), and for a call whose number was closed while it slept.
+/// The gate is held for an attempt only. Empty: the direction is not the kernel's, or not any more.
+std::optional<long> send_by_hand(Stream& s, Stay& stay, const iovec* iov, size_t n, size_t total,
+                                 size_t* done, int flags) noexcept {
   const bool blocking = may_wait(s, flags);
   const Deadline deadline =
       Deadline::from_option(blocking ? s.snd_timeout_ns.load(std::memory_order_relaxed) : 0);
   HandlerWatch since;
-  while (done < total) {
-    if (done == 0 && deadline.is_never()) since.begin_again();
-    if (done == 0) {
-      if (const int e = take_error(s); __builtin_expect(e != 0, 0)) return -e;
+  while (*done < total) {
+    if (*done == 0) {
+      if (deadline.is_never()) since.begin_again();
+      if (const int e = strict_error(s); __builtin_expect(e != 0, 0)) return -e;
     }
-    long r = send_now(s, iov, n, done, total - done, flags);
+    if (s.tx_wanted.load(std::memory_order_acquire)) try_switch_tx(s);
+    if (!s.tx.gate.enter()) return std::nullopt;
+    long r = 0;
+    {
+      GateVisit visit(s.tx.gate, AfterSend{s});
+      if (*done == 0) {
+        if (const int e = take_error(s); __builtin_expect(e != 0, 0)) return -e;
+      }
+      r = count_sent(s, send_now(s, stay, iov, n, *done, total - *done, flags, blocking));
+    }
     if (r == -EAGAIN && blocking) {
       r = sleep_in_kernel(s.fd.load(std::memory_order_relaxed), POLLOUT, deadline, since,
-                          done != 0);
-      if (r == 0) continue;
+                          *done != 0);
     }
     if (r < 0) {  // with bytes sent the next call of the program meets the error
-      if (done != 0) break;
-      if (r == -EPIPE && (flags & MSG_NOSIGNAL) == 0) os::raise_here(SIGPIPE);
-      return r;
+      return *done != 0 ? static_cast<long>(*done) : send_failed(r, flags);
     }
-    (void)count_sent(s, r);
-    done += static_cast<size_t>(r);
+    *done += static_cast<size_t>(r);
   }
-  return static_cast<long>(done);
+  return static_cast<long>(*done);
 }
-
-/// Leaving the kernel, the last one tries what had to wait for it.
-struct AfterSend {
-  Stream& s;
-  void operator()() const noexcept {
-    if (s.tx_wanted.load(std::memory_order_acquire)) try_switch_tx(s);
-  }
-};
 
 }  // namespace
 
@@ -124,11 +153,11 @@ long send(Stream& s, int fd, const iovec* iov, size_t n, int flags, KernelCall k
   for (;;) {
     // Once it has slept the number may be another file's.
     const bool own_number = !stay.noted() || FdTable::stream(fd) == &s;
-    if (done == 0 && own_number) {
+    if (done == 0 && own_number && !goes_by_hand(s, iov, n, flags)) {
       if (const auto r = send_by_kernel(s, flags, kernel)) return *r;
-    } else if (s.tx.gate.enter()) {
-      GateVisit visit(s.tx.gate, AfterSend{s});
-      return send_by_hand(s, iov, n, total, done, flags);
+    } else if (!s.tx.gate.managed()) {
+      if (total == 0) total = iov_total(iov, n);
+      if (const auto r = send_by_hand(s, stay, iov, n, total, &done, flags)) return *r;
     }
     // A signal handler interrupted this very thread in the middle of a copy: it can't wait for
     // itself.
@@ -144,7 +173,8 @@ long send(Stream& s, int fd, const iovec* iov, size_t n, int flags, KernelCall k
       case Step::kKernel:
         maybe_detach(s);
         if (!fin) continue;  // the kernel's, or lifted again meanwhile: the loop finds out
-        if (done == 0 && !own_number) return send_by_hand(s, iov, n, total, done, flags);
+        if (done == 0 && !own_number)
+          return send_failed(send_now(s, stay, iov, n, 0, total, flags, false), flags);
         return done != 0 ? static_cast<long>(done) : kernel();
       case Step::kError:
         if (error == -EPROTO) {

@@ -14,7 +14,7 @@ def on_tcp(t, *programs, reason=True):
     t.expect_on_tcp(*programs)
     for program in programs:
         if program.shim and reason and t.rdma:
-            why = {k: n for k, n in program.reasons().items() if k != "below the threshold"}
+            why = {k: n for k, n in program.reasons().items() if k not in trial.NO_REASON}
             t.expect(f"{program.name} says why", why, program.reasons())
             t.note += f" {program.host.name}: {'; '.join(why)}."
 

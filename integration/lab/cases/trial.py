@@ -28,6 +28,8 @@ import pairs  # noqa: E402
 from lab import HostDown, LabTimeout, Unsupported  # noqa: E402
 
 WAYS = ("bytes_sent", "bytes_received")
+# In `not_lifted`: of streams that were small or short, which says nothing of those that were not.
+NO_REASON = {"below the threshold", "over before it was lifted"}
 
 
 @dataclasses.dataclass(frozen=True)
