@@ -30,6 +30,8 @@ void keep_for_new_program(int fd) noexcept {
   if (FdTable::kind(fd) == FdKind::kStream && !own_process()) stream::leave_to_child(fd);
 }
 
+void note_file_lock() noexcept { stream::g_file_locks.store(true, std::memory_order_relaxed); }
+
 void note_copy(int fd, int copy) noexcept {
   const FdKind kind = FdTable::kind(fd);
   if (copy >= 0 && kind != FdKind::kUnknown && kind != FdKind::kInternal && tracking()) {
@@ -190,8 +192,18 @@ RSOCK_EXPORT int pidfd_getfd(int pidfd, int target, unsigned flags) noexcept {
 RSOCK_EXPORT int rsock_fcntl(int fd, int command, long arg) asm("fcntl");
 RSOCK_EXPORT int rsock_fcntl(int fd, int command, long arg) {
   const uintptr_t w = FdTable::word(fd);
-  if (w == 0) return real.fcntl(fd, command, arg);
+  if (w == 0) {
+    if (command == F_OFD_SETLK || command == F_OFD_SETLKW || command == F_SETLEASE) {
+      note_file_lock();
+    }
+    return real.fcntl(fd, command, arg);
+  }
   return fcntl_of_ours(fd, command, arg);
+}
+
+RSOCK_EXPORT int flock(int fd, int operation) noexcept {
+  note_file_lock();
+  return real.flock(fd, operation);
 }
 
 RSOCK_EXPORT int rsock_ioctl(int fd, unsigned long request, void* arg) noexcept asm("ioctl");

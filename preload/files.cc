@@ -37,9 +37,7 @@ bool writes(const char* mode) noexcept {
 /// own, but a stream may have come to 0, 1 or 2 by accept or dup2.
 void let_go_below(FILE* file) noexcept {
   const int fd = file != nullptr ? fileno_unlocked(file) : -1;
-  if (FdTable::word(fd) == 0) return;
-  if (file->_IO_write_ptr != file->_IO_write_base) stream::leave_to_stdio(fd);
-  (void)let_go(fd);
+  if (FdTable::word(fd) != 0) (void)let_go(fd);
 }
 
 }  // namespace

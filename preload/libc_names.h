@@ -6,8 +6,6 @@
 #pragma once
 
 #include <aio.h>
-#include <err.h>
-#include <error.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
@@ -18,6 +16,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
+#include <sys/file.h>
 #include <sys/ioctl.h>
 #include <sys/prctl.h>
 #include <sys/select.h>
@@ -28,7 +27,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 #include <utmp.h>
-#include <wchar.h>
 
 #include <linux/close_range.h>
 
@@ -60,18 +58,6 @@ ssize_t __recvfrom_chk(int fd, void* buf, size_t n, size_t size, int flags, sock
                        socklen_t* len);
 int __dprintf_chk(int fd, int flag, const char* format, ...);
 int __vdprintf_chk(int fd, int flag, const char* format, va_list arguments);
-int __vfprintf_chk(FILE* file, int flag, const char* format, va_list arguments);
-int __vfwprintf_chk(FILE* file, int flag, const wchar_t* format, va_list arguments);
-char* __fgets_chk(char* to, size_t size, int n, FILE* file);
-char* __fgets_unlocked_chk(char* to, size_t size, int n, FILE* file);
-size_t __fread_chk(void* to, size_t room, size_t size, size_t n, FILE* file);
-size_t __fread_unlocked_chk(void* to, size_t room, size_t size, size_t n, FILE* file);
-// What the macros of older headers, and those without a lock, come to.
-int __underflow(FILE* file);
-wint_t __woverflow(FILE* file, wint_t c);
-wint_t __wuflow(FILE* file);
-wint_t __wunderflow(FILE* file);
-int __isoc99_vfscanf(FILE* file, const char* format, va_list arguments);
 int __poll_chk(pollfd* fds, nfds_t n, int timeout, size_t size);
 int __ppoll_chk(pollfd* fds, nfds_t n, const timespec* timeout, const sigset_t* mask, size_t size);
 }

@@ -162,11 +162,11 @@ int pass_messages(int fd, mmsghdr* messages, unsigned count, int flags) {
 }
 
 /// The kernel has filled in the header. Descriptors in it may be streams that were passed to us.
-void note_received(const msghdr& msg) noexcept {
+void note_received(const msghdr& msg, int flags) noexcept {
   if (msg.msg_controllen < CMSG_LEN(sizeof(int)) || msg.msg_control == nullptr) return;
-  if (CMSG_FIRSTHDR(&msg)->cmsg_type != SCM_RIGHTS || !tracking()) return;
+  if (!tracking()) return;
   const int saved_errno = errno;
-  stream::on_descriptors_received(&msg);
+  stream::on_descriptors_received(&msg, (flags & MSG_PEEK) != 0);
   errno = saved_errno;
 }
 
@@ -206,7 +206,7 @@ RSOCK_EXPORT ssize_t recvmsg(int fd, msghdr* msg, int flags) {
   Stream* s = FdTable::stream(fd);
   if (s == nullptr) {
     const ssize_t result = real.recvmsg(fd, msg, flags);
-    if (result >= 0) note_received(*msg);
+    if (result >= 0) note_received(*msg, flags);
     return result;
   }
   return at_point([=] { return answer(recv_message(*s, fd, msg, flags)); });
@@ -216,7 +216,7 @@ RSOCK_EXPORT int recvmmsg(int fd, mmsghdr* messages, unsigned count, int flags, 
   Stream* s = FdTable::stream(fd);
   if (s == nullptr || messages == nullptr) {
     const int result = real.recvmmsg(fd, messages, count, flags, timeout);
-    for (int i = 0; i < result; ++i) note_received(messages[i].msg_hdr);
+    for (int i = 0; i < result; ++i) note_received(messages[i].msg_hdr, flags);
     return result;
   }
   return at_point([=] {

@@ -137,15 +137,6 @@ void log_complaints() noexcept {
 
 void protect_internal_descriptors() noexcept {
   stream::set_own_process([]() noexcept { return own_process(); });
-  stream::g_stdio_is_idle = [](int number) noexcept {
-    for (const FILE* file : {stdin, stdout, stderr}) {
-      if (file != nullptr && file->_fileno == number &&
-          file->_IO_write_ptr != file->_IO_write_base) {
-        return false;
-      }
-    }
-    return true;
-  };
   os::set_internal_fd_hook([](int fd, bool opened) noexcept {
     if (opened) {
       stream::FdTable::set(fd, stream::FdKind::kInternal);

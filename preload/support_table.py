@@ -24,8 +24,8 @@ TCP streams go to libc unchanged. A stream that "stays on TCP for good" is set d
 the kernel's stream goes on at the right byte; it is as correct as before, and no faster than TCP.
 
 What passes every hook by, and finds plain TCP because streams are lifted on intercepted traffic only:
-io_uring, system calls made without libc (Go, static programs), and set-uid programs, for which the loader
-ignores LD_PRELOAD.
+stdio inside libc on descriptors that did not come from `fdopen`, io_uring, system calls made without
+libc (Go, static programs), and set-uid programs, for which the loader ignores LD_PRELOAD.
 """
 
 

@@ -133,6 +133,11 @@ Result<void> getsockopt(int fd, int level, int name, void* value, socklen_t* len
 Result<void> setsockopt(int fd, int level, int name, const void* value, socklen_t len) noexcept {
   return result<void>(ask(SYS_setsockopt, fd, level, name, value, len));
 }
+bool refuse_descriptors(int fd) noexcept {
+  constexpr int kPassRights = 83;  // SO_PASSRIGHTS; older headers lack it
+  constexpr int kNo = 0;
+  return setsockopt(fd, SOL_SOCKET, kPassRights, &kNo, sizeof(kNo)).has_value();
+}
 Result<int> getsockopt_int(int fd, int level, int name) noexcept {
   int v = 0;
   socklen_t len = sizeof(v);

@@ -58,6 +58,9 @@ Result<void> getsockname(int fd, sockaddr* addr, socklen_t* len) noexcept;
 Result<void> getpeername(int fd, sockaddr* addr, socklen_t* len) noexcept;
 Result<void> getsockopt(int fd, int level, int name, void* value, socklen_t* len) noexcept;
 Result<void> setsockopt(int fd, int level, int name, const void* value, socklen_t len) noexcept;
+/// Nobody can send descriptors to this Unix socket any more (SO_PASSRIGHTS, since Linux 6.16).
+/// False: the kernel does not know that.
+bool refuse_descriptors(int fd) noexcept;
 
 /// An int-valued option, the common case.
 Result<int> getsockopt_int(int fd, int level, int name) noexcept;

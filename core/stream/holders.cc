@@ -139,19 +139,32 @@ bool write_note_locked(Stream& s, int fd) noexcept {
   return write_holder(fd, id);
 }
 
-void leave_by_exec(Stream& s, int fd) noexcept {
-  MutexLock tx(s.tx.mutex);
-  MutexLock rx(s.rx.mutex);
-  if (s.given_away || s.in_exec || s.channel) return;
+/// False: the new program would not find it, nor those who have it as well.
+static bool leave_notes_locked(Stream& s, int fd) noexcept RSOCK_REQUIRES(s.tx.mutex)
+    RSOCK_REQUIRES(s.rx.mutex) {
+  if (s.channel) return false;
+  // A process of another pid namespace may have this number too, and be about to exec.
+  if (read_carried(fd, Way::kExec, own_key())) return false;
   const Carried carried{s.connected_here, s.tx.off_tcp, s.rx.off_tcp};
-  if (!write_carried(fd, Way::kExec, own_key(), carried)) return;
+  if (!write_carried(fd, Way::kExec, own_key(), carried)) return false;
   // A child that leaves others behind: they hear of what it does from now on by notes only.
   if (s.holders != nullptr && !write_note_locked(s, fd)) {
-    return erase_carried(fd, Way::kExec, own_key());
+    erase_carried(fd, Way::kExec, own_key());
+    return false;
   }
   drop_holder(s, fd);
   leave_lineages_locked(s);
   s.in_exec = true;
+  return true;
+}
+
+void leave_by_exec(Stream& s, int fd) noexcept {
+  {
+    MutexLock tx(s.tx.mutex);
+    MutexLock rx(s.rx.mutex);
+    if (s.given_away || s.in_exec || leave_notes_locked(s, fd)) return;
+  }
+  give_away(s);
 }
 
 void come_back_from_exec(Stream& s) noexcept {

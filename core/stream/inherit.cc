@@ -16,8 +16,6 @@
 
 namespace rsock::stream {
 
-bool (*g_stdio_is_idle)(int number) noexcept = nullptr;
-
 namespace {
 
 constexpr int kEstablished = 1;  // TCP_ESTABLISHED
@@ -42,6 +40,19 @@ uint32_t own_key() noexcept { return static_cast<uint32_t>(os::getpid()); }
 
 uint64_t cookie_of(int fd) noexcept { return os::getsockopt_u64(fd, SO_COOKIE).value_or(0); }
 
+/// Asked of the kernel once a stream.
+uint64_t cookie_of(Stream& s, int fd) noexcept {
+  uint64_t cookie = s.cookie.load(std::memory_order_relaxed);
+  if (cookie != 0) return cookie;
+  const uint32_t generation = s.generation.load(std::memory_order_acquire);
+  cookie = cookie_of(fd);
+  // Not that of a file which came to the number meanwhile.
+  if (FdTable::stream(fd) == &s && s.owned_by(generation)) {
+    s.cookie.store(cookie, std::memory_order_relaxed);
+  }
+  return cookie;
+}
+
 /// Another number of this process's that is the same stream; -1: none.
 int other_number(int fd) noexcept {
   if (live_streams() == 0) return -1;
@@ -49,21 +60,25 @@ int other_number(int fd) noexcept {
   if (cookie == 0) return -1;
   const Stream* asked = nullptr;
   for (int other = 0; other <= FdTable::highest(); ++other) {
-    const Stream* const s = FdTable::stream(other);
+    Stream* const s = FdTable::stream(other);
     if (s == nullptr || s == asked) continue;
     asked = s;  // its other numbers mostly stand side by side
-    if (cookie_of(other) == cookie) return other;
+    if (cookie_of(*s, other) == cookie) return other;
   }
   return -1;
 }
 
 /// What is untracked is in nobody's view from here on: a note that is never taken back.
-void mark_for_good(int fd) noexcept { (void)write_holder(fd, fresh_id()); }
+bool mark_for_good(int fd) noexcept { return write_holder(fd, fresh_id()); }
 
-bool take_over(int fd, const Carried& carried) noexcept {
+/// It is a stream of ours, or marked. False: the kernel has no room for a note of that, and the one
+/// that it came with has to stay.
+bool settle_with(int fd, const Carried& carried) noexcept {
   Stream* const s = is_whole(fd) ? acquire_stream(fd, false) : nullptr;
-  if (s == nullptr) return false;
+  if (s == nullptr) return mark_for_good(fd);
+  read_options(*s, fd);
   s->connected_here = carried.connected_here;
+  bool noted = false;
   {
     MutexLock tx(s->tx.mutex);
     MutexLock rx(s->rx.mutex);
@@ -75,12 +90,12 @@ bool take_over(int fd, const Carried& carried) noexcept {
                        std::memory_order_relaxed);
     s->rx.offset.store(kernel_received(fd).value_or(0) + carried.rx_off_tcp,
                        std::memory_order_relaxed);
-    (void)write_note_locked(*s, fd);
+    noted = write_note_locked(*s, fd);
   }
   FdTable::set(fd, FdKind::kStream, s);
   g_epoll_adopt(*s, fd);
   RSOCK_LOG(kDebug, "fd %d: taken over from another program", fd);
-  return true;
+  return noted;
 }
 
 }  // namespace
@@ -91,26 +106,31 @@ bool is_left_to_us(int fd) noexcept {
 }
 
 void on_inherited(int fd, bool track) noexcept {
+  if (fd <= 2) track = false;  // libc's FILEs there read and write without a call that we would see
   if (const int other = other_number(fd); other >= 0) return on_dup(other, fd);
   const auto carried = read_carried(fd, Way::kExec, own_key());
   if (!carried) return;
-  if (!track || !take_over(fd, *carried)) mark_for_good(fd);
-  erase_carried(fd, Way::kExec, own_key());  // there is another note by now
+  // Another note is there by now, or this one stays.
+  if (track ? settle_with(fd, *carried) : mark_for_good(fd)) {
+    erase_carried(fd, Way::kExec, own_key());
+  }
 }
 
-void on_received(int fd) noexcept {
+void on_received(int fd, bool peeked) noexcept {
   if (FdTable::word(fd) != 0 || !is_tcp(fd)) return;
   const auto key = find_passing(fd);
   // Whatever is written: a number of what this process has (MSG_PEEK gives one as well).
   const int other = other_number(fd);
   if (other >= 0) {
     on_dup(other, fd);
+    // That number may have been closed meanwhile, and the stream with it.
+    if (FdTable::stream(fd) == nullptr) return (void)mark_for_good(fd);
   } else {
     const auto carried = key ? read_carried(fd, Way::kPassing, *key) : std::nullopt;
     if (!carried) return;  // a note that is not whole stays: nobody lifts this one any more
-    if (!take_over(fd, *carried)) mark_for_good(fd);
+    if (!settle_with(fd, *carried)) return;
   }
-  if (key) erase_carried(fd, Way::kPassing, *key);
+  if (key && !peeked) erase_carried(fd, Way::kPassing, *key);  // the message is still to come
 }
 
 }  // namespace rsock::stream

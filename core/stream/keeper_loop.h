@@ -72,6 +72,7 @@ struct KeeperInside {
   std::vector<Due> strict;
   std::vector<Due> later;     // a heap
   uint64_t tidy_at = 0;       // 0: nothing to tidy
+  uint64_t lanes_at = 0;      // when to look at page lanes; 0: not planned
   uint64_t idle_at = 0;       // 0: not planned; UINT64_MAX: nothing is on shared memory
   uint64_t settle_until = 0;  // channels are new: their kicks may have been lost
   int tidy_rounds = 0;
@@ -91,6 +92,7 @@ struct KeeperInside {
   std::atomic<int> reserve{-1};
   std::atomic<int> reserve_number{-1};
   std::atomic<bool> called{false};  // a line has calls for the keeper's attention
+  std::atomic<bool> some_lanes{false};  // page lanes are to be looked at (a hint)
   std::atomic<bool> some_full{false};  // streams with a TCP_USER_TIMEOUT are full (a hint)
   std::atomic<int> owing{0};  // streams that wait for a replay, either way (a hint for the timer)
 };
@@ -135,6 +137,8 @@ void fail_strict_now(Stream& s, uint32_t generation) noexcept;
 
 // --- user_timeout.cc ---
 uint64_t run_full_timer(uint64_t now) noexcept;
+// --- lane_watch.cc ---
+uint64_t run_lane_timer(uint64_t now) noexcept;
 
 // --- rendezvous.cc ---
 /// Begins (or begins again) to look for the peer of s.

@@ -237,12 +237,12 @@ bool is_last_thread() noexcept {
 
 uint64_t run_timers(uint64_t now) noexcept {
   // In this order: strict streams hear at once of paths that can't be had.
-  return std::min({run_attempt_timers(now), run_rdma_timers(now), run_heat_timer(now),
-                   run_idle_timer(now), run_strict_timers(now), run_later_timers(now),
-                   run_owed_timers(now), run_tidy_timer(now), run_full_timer(now),
-                   inside().first_thread_left.load(std::memory_order_acquire)
-                       ? now + kLastThreadCheckNs
-                       : UINT64_MAX});
+  return std::min(
+      {run_attempt_timers(now), run_rdma_timers(now), run_heat_timer(now), run_idle_timer(now),
+       run_strict_timers(now), run_later_timers(now), run_owed_timers(now), run_tidy_timer(now),
+       run_full_timer(now), run_lane_timer(now),
+       inside().first_thread_left.load(std::memory_order_acquire) ? now + kLastThreadCheckNs
+                                                                  : UINT64_MAX});
 }
 
 /// To the point where stop() waits for the kernel only.

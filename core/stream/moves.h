@@ -31,6 +31,9 @@ std::optional<uint64_t> kernel_received(int fd) noexcept;
 std::optional<uint64_t> kernel_sent(const Stream& s, int fd) noexcept;
 /// A data call on TCP moved n bytes (n <= 0: none): asks for a lift when the stream is worth it.
 void note_traffic(Stream& s) noexcept;
+/// Descriptor flags, timeouts and limits as the kernel has them: they may have been set before we
+/// looked.
+void read_options(Stream& s, int fd) noexcept;
 /// The program's next call has to fail under RSOCK_STRICT. Returns 0 or ECONNABORTED.
 int strict_error(Stream& s) noexcept;
 
@@ -74,8 +77,10 @@ inline void note_told(Stream& s, long result) noexcept {
   }
 }
 
-/// So many times a stream at 0, 1 or 2 is set down for stdio, then it stays.
-inline constexpr uint32_t kMostStdioMoves = 8;
+// --- lane_watch.cc ---
+/// The channel has passed a piece of a file, which it keeps for a replay; or it is full with less
+/// than a ring.
+void watch_lane(Stream& s) noexcept;
 
 // --- stream_down.cc, stream_fail.cc ---
 /// The peer froze our direction at channel offset x, or is gone: [x, tail) must go to TCP first.

@@ -16,7 +16,7 @@ constexpr uint32_t kMostKey = (1u << 22) - 1;
 constexpr uint64_t kHolders = uint64_t{6} << kRegionBits;
 constexpr uint64_t kEverything = uint64_t{4} << kRegionBits;
 
-enum Field : uint64_t { kHere, kTxLow, kTxHigh, kRxLow, kRxHigh };
+enum Field : uint64_t { kHere, kTxLow, kTxHigh, kRxLow, kRxHigh, kComing };
 
 struct Range {
   uint64_t first;
@@ -102,6 +102,10 @@ bool write_carried(int fd, Way way, uint32_t key, const Carried& carried) noexce
   }
   erase_carried(fd, way, key);
   return false;
+}
+
+bool announce_carried(int fd, Way way, uint32_t key) noexcept {
+  return key <= kMostKey && write_value(fd, way, key, kComing, 0);
 }
 
 std::optional<Carried> read_carried(int fd, Way way, uint32_t key) noexcept {

@@ -33,6 +33,9 @@ enum class Way : uint8_t { kExec, kPassing };
 
 /// `key`: of an exec the process, which stays the same; of a passing a random one (fresh_key()).
 bool write_carried(int fd, Way way, uint32_t key, const Carried& carried) noexcept;
+/// A note that is not there to be read yet, but in the way of a lift. erase_carried() takes it
+/// back.
+bool announce_carried(int fd, Way way, uint32_t key) noexcept;
 std::optional<Carried> read_carried(int fd, Way way, uint32_t key) noexcept;
 void erase_carried(int fd, Way way, uint32_t key) noexcept;
 /// Any passing: which of several is all the same, each stands for one more holder.

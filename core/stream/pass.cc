@@ -44,7 +44,7 @@ bool announce(Stream& s, int fd, uint32_t key) noexcept {
   MutexLock tx(s.tx.mutex);
   MutexLock rx(s.rx.mutex);
   if (s.given_away || s.strange.load(std::memory_order_relaxed)) return false;
-  return write_note_locked(s, fd) && write_carried(fd, Way::kPassing, key, {});
+  return write_note_locked(s, fd) && announce_carried(fd, Way::kPassing, key);
 }
 
 /// True: everything is on TCP, and the next one is told how it came there.
@@ -52,7 +52,6 @@ bool complete(Stream& s, int fd, uint32_t key) noexcept {
   MutexLock tx(s.tx.mutex);
   MutexLock rx(s.rx.mutex);
   if (s.channel || s.tx.state != TxState::kKernel) return false;
-  erase_carried(fd, Way::kPassing, key);  // our own note is there
   return write_carried(fd, Way::kPassing, key,
                        Carried{s.connected_here, s.tx.off_tcp, s.rx.off_tcp});
 }
@@ -92,6 +91,8 @@ void after_passing(const msghdr* msg, uint32_t key, bool sent) noexcept {
   });
 }
 
-void on_descriptors_received(const msghdr* msg) noexcept { for_each_passed(msg, on_received); }
+void on_descriptors_received(const msghdr* msg, bool peeked) noexcept {
+  for_each_passed(msg, [peeked](int fd) { on_received(fd, peeked); });
+}
 
 }  // namespace rsock::stream

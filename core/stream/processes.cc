@@ -346,7 +346,6 @@ void before_thread_exit() noexcept { Keeper::stop(); }
 void first_thread_ends() noexcept { Keeper::first_thread_ends(); }
 
 void before_exit() noexcept {
-  before_stdio_ends();
   finish_remote_streams(kStuckNs);
   finish_own_replays(kStuckNs);
   let_go_of_remote_streams();

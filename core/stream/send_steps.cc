@@ -7,6 +7,7 @@
 #include "core/stream/bell_sleep.h"
 #include "core/stream/moves.h"
 #include "core/stream/send_steps.h"
+#include "core/stream/socket_ops.h"
 #include "core/stream/spin.h"
 
 namespace rsock::stream {
@@ -53,8 +54,11 @@ long wait_for_room_locked(Stream& s, Stay& stay, Deadline deadline, const Handle
 /// By reference where the path can, else copied.
 size_t write_file_locked(Stream& s, transport::ByteSource& file, size_t limit) noexcept
     RSOCK_REQUIRES(s.tx.mutex) {
-  const size_t passed = s.channel->tx_pass(file.file(), file.offset(), limit);
+  const size_t passed = g_file_locks.load(std::memory_order_relaxed)
+                            ? 0
+                            : s.channel->tx_pass(file.file(), file.offset(), limit);
   if (passed == 0) return s.channel->tx_fill(file, limit);
+  watch_lane(s);
   file.skip(passed);
   count_managed(s.zero_copied, passed);
   return passed;
@@ -152,6 +156,7 @@ Step send_managed(Stream& s, Stay& stay, const Payload& from, size_t total, size
       if (*done >= total || (from.file != nullptr && from.file->done())) return Step::kDone;
       need = *done == 0 ? room_to_begin_locked(s, total, blocking) : 1;
       if (!blocking && *done == 0 && !may_begin_locked(s, need, total)) {
+        if (from.file != nullptr && from.file->at_end()) continue;
         if (tell_no_space_locked(s) && may_begin_locked(s, need, total)) continue;
         s.tx.full_at = tx_room_locked(s, 1);
         *error = -EAGAIN;
@@ -160,12 +165,12 @@ Step send_managed(Stream& s, Stay& stay, const Payload& from, size_t total, size
       if (tx_room_locked(s, need) >= need) {
         const long e = write_ring_locked(s, from, total, done);
         if (e == 0) continue;
-        if (from.file != nullptr && from.file->done()) continue;
         if (e == -EFAULT) {
           *error = e;
           return Step::kError;
         }
       }
+      if (from.file != nullptr && from.file->at_end()) continue;
       if (s.channel->tx_failed()) {
         *error = -EPROTO;
         return Step::kError;

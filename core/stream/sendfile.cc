@@ -29,6 +29,13 @@ class CachedFile final : public transport::ByteSource {
     return n;
   }
   bool done() const noexcept override { return done_; }
+  bool at_end() noexcept override {
+    char byte;
+    if (done_) return true;
+    const auto got = os::pread_cached(fd_, &byte, 1, at_);
+    done_ = got ? *got == 0 : got.error() != EAGAIN;  // not in memory: there is more
+    return done_;
+  }
   int file() const noexcept override { return fd_; }
   off_t offset() const noexcept override { return at_; }
   void skip(size_t n) noexcept override { at_ += static_cast<off_t>(n); }
@@ -41,14 +48,18 @@ class CachedFile final : public transport::ByteSource {
 
 /// The path may want a lane of its own for files (Channel::tx_offer_lane()). Asked for by whoever sends
 /// much; the message may be lost, so not once only.
-void want_lane(Stream& s, size_t total) noexcept {
+void want_lane(Stream& s, int in_fd, off_t at, size_t total) noexcept {
   constexpr size_t kMuch = 64 * 1024;
   constexpr uint32_t kTries = 3;
   constexpr uint32_t kCallsBetween = 32;
-  if (total < kMuch || s.lane_calls >= kTries * kCallsBetween) return;
+  if (total < kMuch || g_file_locks.load(std::memory_order_relaxed)) return;
   MutexLock lock(s.tx.mutex);
-  if (s.tx.state != TxState::kRing) return;
-  if (s.lane_calls++ % kCallsBetween == 0) Keeper::offer_lane_locked(s);
+  if (s.tx.state != TxState::kRing || s.lane_calls >= kTries * kCallsBetween) return;
+  if (s.lane_calls++ % kCallsBetween != 0) return;
+  // Not for a file system that can't tell what it has in memory: nothing of it would be passed.
+  char byte;
+  const auto cached = os::pread_cached(in_fd, &byte, 1, at);
+  if (cached || cached.error() == EAGAIN) Keeper::offer_lane_locked(s);
 }
 
 /// Copies cached bytes of the file into the ring, while there is one: from byte *done of `total` on,
@@ -57,7 +68,7 @@ void want_lane(Stream& s, size_t total) noexcept {
 void send_cached(Stream& s, Stay& stay, int in_fd, off_t at, size_t total, size_t* done,
                  long* error) noexcept {
   if (!s.tx.gate.managed() || s.tx.mutex.held_by_me()) return;
-  want_lane(s, total - *done);
+  want_lane(s, in_fd, at, total - *done);
   CachedFile file(in_fd, at);
   bool fin = false;
   const Step step = send_managed(s, stay, {.file = &file}, total, done, 0, error, &fin);
@@ -98,6 +109,10 @@ long sendfile(Stream& s, int fd, int in_fd, off_t* offset, size_t count, KernelC
       return kernel();
     }
     at = *position;
+  }
+  if (at < 0) {  // an error, whose order among the others the kernel knows; nothing is sent
+    const auto r = os::sendfile(fd, in_fd, at, count);
+    return r ? static_cast<long>(*r) : -value(r.error());
   }
   constexpr size_t kMax = 0x7ffff000;  // sendfile(2): at most this many bytes a call
   if (count > kMax) count = kMax;

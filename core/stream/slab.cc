@@ -74,8 +74,8 @@ void reset(Stream& s, int fd, bool nonblocking) noexcept {
   s.fd_refs.store(1, std::memory_order_relaxed);
   s.holders = nullptr;
   s.holders_block = nullptr;
+  s.cookie.store(0, std::memory_order_relaxed);
   s.note = 0;
-  s.stdio_moves.store(0, std::memory_order_relaxed);
   s.in_exec = s.given_away = s.tx.others_moved = s.rx.others_moved = false;
   s.kin = s.lent = 0;
   s.nonblocking.store(nonblocking, std::memory_order_relaxed);

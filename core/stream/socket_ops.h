@@ -141,20 +141,16 @@ int pin_to_tcp(int fd, const char* reason, bool will_send = true) noexcept;
 /// after_passing() takes it back where the message did not go.
 uint32_t before_passing(const msghdr* msg) noexcept;
 void after_passing(const msghdr* msg, uint32_t key, bool sent) noexcept;
-/// recvmsg on a Unix socket gave these descriptors, or one of them.
-void on_descriptors_received(const msghdr* msg) noexcept;
-void on_received(int fd) noexcept;
+/// recvmsg on a Unix socket gave these descriptors, or one of them; with MSG_PEEK it will once
+/// more.
+void on_descriptors_received(const msghdr* msg, bool peeked) noexcept;
+void on_received(int fd, bool peeked = false) noexcept;
 /// A stream has come to 0, 1 or 2, where libc reads and writes without a call that we would see.
 void leave_to_stdio(int fd) noexcept;
-/// Whether libc's FILE for this number, 0 to 2, has nothing still to write. Set by preload/; null:
-/// yes.
-extern bool (*g_stdio_is_idle)(int number) noexcept;
-/// Around a call of stdio's on a FILE above this number: the stream that is on TCP meanwhile, or
-/// null where nothing has to end.
-Stream* begin_stdio(int fd) noexcept;
-void end_stdio(Stream& s) noexcept;
-/// libc is about to write what its FILEs still have: those streams stay on TCP.
-void before_stdio_ends() noexcept;
+/// This process has taken a lock that lives as long as an open file description (flock(2),
+/// F_OFD_SETLK, F_SETLEASE): files are copied from then on, because what keeps a passed one
+/// (shm/page_lane.h) would keep the lock. Any thread.
+inline constinit std::atomic<bool> g_file_locks{false};
 
 // --- processes
 // ------------------------------------------------------------------------------------

@@ -132,6 +132,7 @@ class Stream : public boost::intrusive::list_base_hook<
   std::atomic<bool> orphaned{false};
   // Adopted, and the thread that closed it waits (SO_LINGER) and finishes it; under both locks.
   bool awaited = false;
+  std::atomic<uint64_t> cookie{0};  // SO_COOKIE; 0: not asked for yet (inherit.cc)
   Family* holders = nullptr;  // null: this process is a family of one
   void* holders_block = nullptr;
   // holders.h. Under both locks. Beside the family there are, or were, others who hold it: the note
@@ -140,7 +141,6 @@ class Stream : public boost::intrusive::list_base_hook<
   uint32_t note = 0;
   bool in_exec = false;
   bool given_away = false;
-  std::atomic<uint32_t> stdio_moves{0};  // set down for stdio so often (stdio.cc)
   // lineage.h. Under both locks (`lent` changes in a fork and in the keeper only): where this
   // process, a forked one, counts it (place + 1; 0: nowhere), and how many lineages share an epoll
   // instance that has it.
@@ -163,6 +163,8 @@ class Stream : public boost::intrusive::list_base_hook<
   std::atomic<bool> tx_nospace{false};  // a sender was told to wait: room is news (SOCK_NOSPACE)
   std::atomic<bool> full_watched{
       false};                  // the keeper looks whether the peer reads (user_timeout.cc)
+  std::atomic<bool> lane_watched{false};  // the keeper looks at its page lane (lane_watch.cc), ...
+  uint64_t lane_head = 0;                 // ... and found it full with the peer there; tx.mutex
   uint64_t full_since_ns = 0;  // the keeper found it full, with the peer at full_head
   uint64_t full_head = 0;
   std::atomic<bool> tx_wanted{false};   // the peer is ready: switch at the next chance

@@ -66,20 +66,6 @@ bool kernel_agrees_on_sent(int fd, uint64_t offset) noexcept {
   return given == offset || given == offset + 1;
 }
 
-/// Numbers at which libc may read and write past us.
-bool is_at_stdio(const Stream& s) noexcept {
-  return FdTable::stream(0) == &s || FdTable::stream(1) == &s || FdTable::stream(2) == &s;
-}
-
-bool stdio_is_idle(const Stream& s) noexcept {
-  for (int number = 0; number <= 2; ++number) {
-    if (FdTable::stream(number) == &s && g_stdio_is_idle != nullptr && !g_stdio_is_idle(number)) {
-      return false;
-    }
-  }
-  return true;
-}
-
 enum class Count { kAgrees, kTaken, kUnseen };
 
 /// Gate taken, nobody else has the stream: is what this direction has moved over TCP what we know
@@ -94,7 +80,6 @@ Count settle(std::atomic<uint64_t>& offset, uint64_t off_tcp, bool& others_moved
 }
 
 Count settle_received_locked(Stream& s) noexcept RSOCK_REQUIRES(s.rx.mutex) {
-  if (!stdio_is_idle(s)) return Count::kTaken;
   const int fd = s.fd.load(std::memory_order_relaxed);
   const uint64_t counted = s.rx.offset.load(std::memory_order_relaxed) - s.rx.off_tcp;
   const bool others = s.rx.others_moved;
@@ -104,7 +89,6 @@ Count settle_received_locked(Stream& s) noexcept RSOCK_REQUIRES(s.rx.mutex) {
 }
 
 Count settle_sent_locked(Stream& s) noexcept RSOCK_REQUIRES(s.tx.mutex) {
-  if (!stdio_is_idle(s)) return Count::kTaken;
   const int fd = s.fd.load(std::memory_order_relaxed);
   const uint64_t counted = s.tx.offset.load(std::memory_order_relaxed) - s.tx.off_tcp;
   const bool others = s.tx.others_moved;
@@ -117,18 +101,11 @@ Count settle_sent_locked(Stream& s) noexcept RSOCK_REQUIRES(s.tx.mutex) {
 void leave_on_tcp(Stream& s, Count count) noexcept {
   if (count == Count::kAgrees) return;
   if (count == Count::kUnseen) (void)pin(s, kUnseen);
-  // libc's FILEs there go on and on with it.
-  if (is_at_stdio(s) && ++s.stdio_moves > kMostStdioMoves) (void)pin(s, kAtStdio);
   set_down(s, count == Count::kUnseen ? kUnseen : "others moved bytes of it");
 }
 
-/// At 0, 1 or 2 a direction is lifted only where the program has shown that it uses calls for it,
-/// and not libc's FILE: so many bytes of that direction went by calls.
-bool shown_to_use_calls(const Stream& s, const std::atomic<uint64_t>& moved) noexcept {
-  return !is_at_stdio(s) || moved.load(std::memory_order_relaxed) != 0;
-}
+}  // namespace
 
-/// Descriptor flags and timeouts as the kernel has them: they may have been set before we looked.
 void read_options(Stream& s, int fd) noexcept {
   if (const auto flags = os::fcntl(fd, F_GETFL)) {
     s.nonblocking.store((*flags & O_NONBLOCK) != 0, std::memory_order_relaxed);
@@ -144,6 +121,8 @@ void read_options(Stream& s, int fd) noexcept {
   }
   read_limits(s, fd);
 }
+
+namespace {
 
 bool has_cookie(int fd, uint64_t cookie) noexcept {
   const auto now = os::getsockopt_u64(fd, SO_COOKIE);
@@ -222,6 +201,8 @@ bool attach(Stream& s, uint32_t generation, uint64_t cookie, std::shared_ptr<Cha
     s.path_failed_ns = 0;
     s.lane_calls = 0;
     s.full_watched.store(false, std::memory_order_relaxed);
+    s.lane_watched.store(false, std::memory_order_relaxed);
+    s.lane_head = UINT64_MAX;
     s.full_since_ns = 0;
     s.rx.end_due = false;
     s.tcp_event.store(false, std::memory_order_relaxed);
@@ -267,7 +248,6 @@ void try_ready(Stream& s) noexcept {
       if (s.rx.state == RxState::kKernel) s.rx.ring_done = true;
       return;
     }
-    if (!shown_to_use_calls(s, s.received[0])) return;
     if (!s.rx.gate.take()) return;  // whoever leaves the kernel last comes here again
     s.rx.want_ready.store(false, std::memory_order_relaxed);
     s.rx.state = RxState::kTcp;
@@ -300,7 +280,6 @@ void try_switch_tx(Stream& s) noexcept {
       s.channel->tx_set_replayed();
       return;
     }
-    if (!shown_to_use_calls(s, s.sent[0])) return;
     if (!s.tx.gate.take()) return;
     s.tx_wanted.store(false, std::memory_order_relaxed);
     count = settle_sent_locked(s);

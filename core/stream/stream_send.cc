@@ -39,14 +39,18 @@ struct AfterSend {
 /// lifted.
 constexpr size_t kLargeSend = 256 * 1024;
 
-bool goes_by_hand(Stream& s, const iovec* iov, size_t n, int flags) noexcept {
+bool goes_by_hand(Stream& s, int fd, const iovec* iov, size_t n, int flags) noexcept {
   if (s.pinned.load(std::memory_order_relaxed)) return false;
   if (s.not_lifted.load(std::memory_order_relaxed) != nullptr &&
       !s.has_channel.load(std::memory_order_relaxed)) {
     return false;
   }
-  return may_wait(s, flags) && iov_acceptable(iov, n) && iov_total(iov, n) >= kLargeSend &&
-         !iov_impossible(iov, n) && !s.tx.mutex.held_by_me();
+  if (!may_wait(s, flags) || !iov_acceptable(iov, n) || iov_total(iov, n) < kLargeSend ||
+      iov_impossible(iov, n) || s.tx.mutex.held_by_me()) {
+    return false;
+  }
+  read_options(s, fd);  // known only once it is lifted
+  return may_wait(s, flags);
 }
 
 /// One attempt in the kernel, on a number that is surely the stream's. Who may `wait` for room
@@ -153,7 +157,7 @@ long send(Stream& s, int fd, const iovec* iov, size_t n, int flags, KernelCall k
   for (;;) {
     // Once it has slept the number may be another file's.
     const bool own_number = !stay.noted() || FdTable::stream(fd) == &s;
-    if (done == 0 && own_number && !goes_by_hand(s, iov, n, flags)) {
+    if (done == 0 && own_number && !goes_by_hand(s, fd, iov, n, flags)) {
       if (const auto r = send_by_kernel(s, flags, kernel)) return *r;
     } else if (!s.tx.gate.managed()) {
       if (total == 0) total = iov_total(iov, n);

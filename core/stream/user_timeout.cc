@@ -30,6 +30,7 @@ uint64_t time_is_up_locked(Stream& s, uint64_t now) noexcept RSOCK_REQUIRES(s.tx
 
 void note_full_locked(Stream& s) noexcept {
   s.tx_nospace.store(true, std::memory_order_relaxed);
+  if (s.channel && s.channel->tx_window() < s.channel->capacity()) watch_lane(s);
   if (s.user_timeout_ms.load(std::memory_order_relaxed) == 0) return;
   // acq_rel pairs with the keeper's store: what it takes for room was there before.
   if (s.full_watched.exchange(true, std::memory_order_acq_rel)) return;

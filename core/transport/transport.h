@@ -68,6 +68,8 @@ class ByteSource {
   virtual int file() const noexcept { return -1; }
   virtual off_t offset() const noexcept { return 0; }
   virtual void skip(size_t n) noexcept { (void)n; }
+  /// As done(), asked before somebody waits for room: nobody waits to send nothing.
+  virtual bool at_end() noexcept { return done(); }
   static constexpr bool faulted() noexcept { return false; }
 
  protected:
@@ -118,10 +120,14 @@ class Channel {
     (void)name;
     return false;
   }
+  /// Lets go of files whose passed bytes the peer has consumed. True: it holds some still.
+  virtual bool tx_let_go_of_files() noexcept { return false; }
   /// Which of the path's two directions this end sends: 0 or 1.
   virtual int tx_direction() const noexcept { return 0; }
   /// Most bytes that may lie unread, as the path wants it; capacity() where it does not care.
   virtual size_t tx_window() const noexcept { return capacity(); }
+  /// From here on it does not care: the peer reads too seldom for it.
+  virtual void tx_widen() noexcept {}
   /// tx_write() of one piece of up to kShort bytes: all of it, or 0 and tx_write() knows more.
   virtual size_t tx_put(const void* from, size_t n) noexcept = 0;
   /// Published bytes that the receiver has not consumed, as far as it told.

@@ -15,8 +15,23 @@ static void* send_signals(void* thread) {
   return NULL;
 }
 
+/* Its socket does not wait, since before the connection was there. */
+static void open_without_waiting(struct Pair* pair) {
+  learn_address(pair);
+  pair->stream = (int)CHECKED(socket(pair->address.sin6_family, SOCK_STREAM | SOCK_NONBLOCK, 0));
+  if (connect(pair->stream, (struct sockaddr*)&pair->address, pair->address_size) != 0 && errno != EINPROGRESS) {
+    fail("connect: %s", strerrorname_np(errno));
+  }
+  struct pollfd one = {pair->stream, POLLOUT, 0};
+  CHECKED(poll(&one, 1, -1));
+}
+
 static void sends(struct Pair* pair) {
-  open_cold_stream(pair);
+  if (has(pair, "never_waits")) {
+    open_without_waiting(pair);
+  } else {
+    open_cold_stream(pair);
+  }
   uint8_t* bytes = malloc(kLong);
   if (bytes == NULL) fail("malloc");
   fill_pattern(bytes, kLong, 0);
@@ -64,5 +79,6 @@ static const struct PairCase kCases[] = {
     {"writev", sends, receives, true},
     {"stopped_timeout", receives, sends, false},
     {"stopped_interrupted", sends, receives, false},
+    {"stopped_never_waits", receives, sends, false},
 };
 PAIR_MAIN(kCases)

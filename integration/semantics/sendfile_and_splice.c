@@ -39,6 +39,9 @@ static void send_files(struct Pair* pair) {
   say("offset: %ld", (long)offset);
   offset = -5;
   show("negative offset", sendfile(fd, file, &offset, 10));
+  offset = -1;
+  show("offset -1", sendfile(fd, file, &offset, 10));
+  say("offset: %ld, file at: %ld", (long)offset, (long)lseek(file, 0, SEEK_CUR));
   show("count 0", sendfile(fd, file, NULL, 0));
   show("from a stream", sendfile(file, fd, NULL, 10));
   await(
@@ -52,6 +55,17 @@ static void send_files(struct Pair* pair) {
   fill_until_full(fd);
   offset = 0;
   show("sendfile when full", sendfile(fd, file, &offset, 5000));
+  offset = 5000;
+  show("nothing left, when full", sendfile(fd, file, &offset, 5000));
+  offset = -1;
+  show("offset -1, when full", sendfile(fd, file, &offset, 5000));
+  offset = 0;
+  int blind = (int)CHECKED(open("/dev/null", O_WRONLY));
+  show("not readable, when full", sendfile(fd, blind, &offset, 5000));
+  show("no file, when full", sendfile(fd, 999, &offset, 5000));
+  CHECKED(fcntl(fd, F_SETFL, 0));
+  offset = 5000;
+  show("nothing left, waiting", sendfile(fd, file, &offset, 5000));
   tell(pair);
 }
 

@@ -290,19 +290,6 @@ TEST_F(Entries, ControlDataKeepsTheStreamOnTcp) {
   EXPECT_THAT(calls(), ElementsAre("before_passing", "after_passing 5 1"));
 }
 
-TEST_F(Entries, StdioIsInsideTheStreamBelowItsFile) {
-  const char* volatile nothing = "";  // a literal would leave no call
-  EXPECT_GE(::fputs(nothing, stdout), 0);
-  EXPECT_THAT(calls(), IsEmpty());
-  FdTable::set(1, FdKind::kStream, fake::fake_stream());
-  (void)::fputs(nothing, stdout);
-  (void)::fflush(nullptr);
-  (void)::printf("%s", nothing);
-  FdTable::clear(1);
-  EXPECT_THAT(calls(), ElementsAre("begin_stdio 1", "end_stdio", "begin_stdio 1", "end_stdio",
-                                   "begin_stdio 1", "end_stdio"));
-}
-
 TEST_F(Entries, ABadHeaderPointerIsForTheKernelToFind) {
   const test::FaultsRecovered faults;  // where there are streams the entries' own handler stands
   behaviour().may_matter = true;

@@ -144,12 +144,6 @@ int pin_to_tcp(int fd, const char* reason, bool) noexcept {
   return behaviour().pins ? 0 : EAGAIN;
 }
 void leave_to_stdio(int fd) noexcept { note("leave_to_stdio %d", fd); }
-bool (*g_stdio_is_idle)(int) noexcept = nullptr;
-Stream* begin_stdio(int fd) noexcept {
-  note("begin_stdio %d", fd);
-  return FdTable::stream(fd);
-}
-void end_stdio(Stream&) noexcept { note("end_stdio"); }
 uint32_t before_passing(const msghdr*) noexcept {
   note("before_passing");
   return 5;
@@ -157,7 +151,7 @@ uint32_t before_passing(const msghdr*) noexcept {
 void after_passing(const msghdr*, uint32_t key, bool sent) noexcept {
   note("after_passing %u %d", key, sent);
 }
-void on_descriptors_received(const msghdr*) noexcept { note("on_descriptors_received"); }
+void on_descriptors_received(const msghdr*, bool) noexcept { note("on_descriptors_received"); }
 bool is_left_to_us(int) noexcept { return false; }
 void on_inherited(int fd, bool track) noexcept { note("on_inherited %d %d", fd, track); }
 void after_failed_exec() noexcept { note("after_failed_exec"); }

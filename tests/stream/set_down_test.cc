@@ -3,6 +3,8 @@
 
 #include <sys/sendfile.h>
 
+#include <fstream>
+#include <iterator>
 #include <thread>
 
 #include "core/base/clock.h"
@@ -373,6 +375,51 @@ TEST_F(SetDown, WhatWasPassedByReferenceIsReplayed) {
   if (child == 0) _exit(0);
   EXPECT_EQ(wait_for(child), 0);
   EXPECT_EQ(read_all(c.right, expected.size() - 1000), expected.substr(1000));
+}
+
+/// A lane leaves less unread than a ring. Who stands still because of that gets the ring.
+TEST_F(SetDown, APeerThatDoesNotReadLeavesTheSenderAllOfTheRing) {
+  constexpr size_t kRing = 4 << 20;
+  configure({"RSOCK_RING_BYTES=4194304"});
+  Connection c = Connection::make();
+  ASSERT_TRUE(ping_until_lifted(c));
+  const SentFile file(2'000'000);
+  ASSERT_TRUE(passes_by_reference(c, file));
+  FdTable::stream(c.left)->nonblocking = true;
+  std::string sent;
+  const auto fill_up = [&] {
+    long r;
+    while ((r = file.send(c.left, 1234, 300'000)) > 0)
+      sent += file.bytes.substr(1234, static_cast<size_t>(r));
+    EXPECT_EQ(r, -EAGAIN);
+  };
+  fill_up();
+  EXPECT_LT(sent.size(), kRing * 2 / 3);
+  const uint64_t began = monotonic_ns();
+  while (sent.size() < kRing * 2 / 3 && seconds_since(began) < 30) {
+    ::usleep(10'000);
+    fill_up();
+  }
+  EXPECT_GE(sent.size(), kRing * 2 / 3);
+  EXPECT_EQ(read_all(c.right, sent.size()), sent);
+}
+
+TEST_F(SetDown, AFileThatThePeerHasReadIsKeptNoLonger) {
+  Connection c = Connection::make();
+  ASSERT_TRUE(ping_until_lifted(c));
+  const SentFile file(2'000'000);
+  ASSERT_TRUE(passes_by_reference(c, file));
+  const auto is_kept = [] {
+    std::ifstream maps("/proc/self/maps");
+    const std::string all(std::istreambuf_iterator<char>(maps), {});
+    return all.find("/tmp/set_down_") != std::string::npos;
+  };
+  ASSERT_EQ(file.send(c.left, 0, 200'000), 200'000);
+  ASSERT_TRUE(is_kept());
+  EXPECT_EQ(read_all(c.right, 200'000), file.bytes.substr(0, 200'000));
+  const uint64_t began = monotonic_ns();
+  while (is_kept() && seconds_since(began) < 30) ::usleep(10'000);
+  EXPECT_FALSE(is_kept());
 }
 
 TEST_F(SetDown, WhatAFileHasLostSinceResetsTheConnection) {

@@ -25,13 +25,26 @@ constinit std::atomic<int> g_lanes{0};
 /// Asked of the kernel, which gives what net.core.wmem_max allows, or all of it to root.
 constexpr int kBuffer = 1 << 20;
 
-bool same_process(int lane, int doorbell) noexcept {
+/// Who has the other end has to be the doorbell's peer: 0 is any process of a pid namespace that we
+/// don't see. And where the kernel is too old to keep descriptors off our sockets (6.16), it may
+/// let one end stop the other: a receive throws away what was passed, which takes as long as that
+/// socket's SO_LINGER says, and before 6.5 sendfile shares a lock with the reader. There only
+/// somebody who can stop us anyhow will do.
+bool is_welcome(int lane, int doorbell, bool hardened) noexcept {
   ucred a{};
   ucred b{};
   socklen_t len = sizeof(a);
   return os::getsockopt(lane, SOL_SOCKET, SO_PEERCRED, &a, &len) &&
          os::getsockopt(doorbell, SOL_SOCKET, SO_PEERCRED, &b, &len) && a.pid == b.pid &&
-         a.uid == b.uid;
+         a.uid == b.uid && a.pid != 0 &&
+         (hardened || a.uid == 0 || a.uid == static_cast<uid_t>(os::geteuid()));
+}
+
+/// Among those that this process may have.
+bool take_place() noexcept {
+  if (g_lanes.fetch_add(1, memory_order_relaxed) < kMostLanes) return true;
+  g_lanes.fetch_sub(1, memory_order_relaxed);
+  return false;
 }
 
 Result<os::OwnedFd> lane_socket() noexcept {
@@ -76,7 +89,8 @@ Result<size_t> send_pages(int out, int file, off_t offset, size_t n) noexcept {
     raw_syscall(SYS_rt_sigpending, reinterpret_cast<long>(&pending), sizeof(pending));
   }
   const auto sent = os::sendfile(out, file, offset, n);
-  if (!sent && sent.error() == EPIPE && (pending & kPipe) == 0) os::forget_sigpipe();
+  // A call that moved something tells nobody of an EPIPE behind it, but the signal is there.
+  if ((!sent || *sent < n) && (pending & kPipe) == 0) os::forget_sigpipe();
   if ((before & kPipe) == 0) set_signal_mask(before, nullptr);
   return sent;
 }
@@ -85,21 +99,20 @@ Result<size_t> send_pages(int out, int file, off_t offset, size_t n) noexcept {
 
 PageSender::~PageSender() {
   let_go_below(UINT64_MAX);
-  if (counted_) g_lanes.fetch_sub(1, memory_order_relaxed);
+  if (listener_ || out_) g_lanes.fetch_sub(1, memory_order_relaxed);
 }
 
 bool PageSender::offer(const wire::SocketName& name) noexcept {
   if (out_ || refused_) return false;
   if (listener_) return true;
   refused_ = true;  // until it is there
-  counted_ = true;
-  if (g_lanes.fetch_add(1, memory_order_relaxed) >= kMostLanes) return false;
+  if (!take_place()) return false;
   auto listener = lane_socket();
-  if (!listener) return false;
   sockaddr_un address;
   const socklen_t len = wire::to_sockaddr(name, &address);
-  if (!os::bind(listener->get(), reinterpret_cast<sockaddr*>(&address), len) ||
+  if (!listener || !os::bind(listener->get(), reinterpret_cast<sockaddr*>(&address), len) ||
       !os::listen(listener->get(), 1)) {
+    g_lanes.fetch_sub(1, memory_order_relaxed);
     return false;
   }
   listener_ = std::move(*listener);
@@ -112,17 +125,24 @@ bool PageSender::accept_peer(int doorbell) noexcept {
       [&] { return os::accept4(listener_.get(), SOCK_CLOEXEC | SOCK_NONBLOCK); });
   if (!out && out.error() == EAGAIN) return false;
   listener_.reset();
+  if (out) out_ = make_lane(std::move(*out), doorbell);
+  if (out_) return true;
   refused_ = true;
-  if (!out || !same_process(out->get(), doorbell)) return false;
-  if (!os::setsockopt(out->get(), SOL_SOCKET, SO_SNDBUFFORCE, &kBuffer, sizeof(kBuffer))) {
-    (void)os::setsockopt(out->get(), SOL_SOCKET, SO_SNDBUF, &kBuffer, sizeof(kBuffer));
+  g_lanes.fetch_sub(1, memory_order_relaxed);
+  return false;
+}
+
+os::OwnedFd PageSender::make_lane(os::OwnedFd out, int doorbell) noexcept {
+  // Nothing is received there: it tells what the kernel can.
+  if (!is_welcome(out.get(), doorbell, os::refuse_descriptors(out.get()))) return {};
+  if (!os::setsockopt(out.get(), SOL_SOCKET, SO_SNDBUFFORCE, &kBuffer, sizeof(kBuffer))) {
+    (void)os::setsockopt(out.get(), SOL_SOCKET, SO_SNDBUF, &kBuffer, sizeof(kBuffer));
   }
   // What is passed is charged with its size (unix_stream_sendmsg() in net/unix/af_unix.c).
-  const auto buffer = os::getsockopt_int(out->get(), SOL_SOCKET, SO_SNDBUF);
-  if (!buffer || static_cast<size_t>(*buffer) < kLeast) return false;
+  const auto buffer = os::getsockopt_int(out.get(), SOL_SOCKET, SO_SNDBUF);
+  if (!buffer || static_cast<size_t>(*buffer) < kLeast) return {};
   capacity_ = static_cast<size_t>(*buffer);
-  out_ = std::move(*out);
-  return true;
+  return out;
 }
 
 void PageSender::let_go_below(uint64_t head) noexcept {
@@ -136,13 +156,15 @@ size_t PageSender::pass(int file, off_t offset, size_t limit, uint64_t tail,
                         uint64_t head) noexcept {
   let_go_below(head);
   if (count_ - first_ == wire::kPageSpans) return 0;
-  limit = std::min(limit, capacity_);
+  const auto size = os::file_size(file);
+  if (!size || *size <= offset) return 0;
+  limit = std::min({limit, capacity_, static_cast<size_t>(*size - offset)});
   if (limit < kLeast) return 0;
   // The direction is locked: not where a disk is to be waited for. Readahead goes forward, so what
   // the last byte says holds for the others too, nearly always.
   char byte;
   const auto last = os::pread_cached(file, &byte, 1, offset + static_cast<off_t>(limit) - 1);
-  if (!last || (*last == 0 && !os::pread_cached(file, &byte, 1, offset))) return 0;
+  if (!last || *last == 0) return 0;
   // For restore(): the mapping keeps the file, as a descriptor would; but closing one would drop the
   // program's record locks on the file (fcntl(2), F_SETLK).
   const size_t skip = static_cast<size_t>(offset) % kPage;
@@ -182,14 +204,19 @@ bool PageSender::restore(uint64_t from, std::byte* ring, size_t ring_size) noexc
   return true;
 }
 
+PageReceiver::~PageReceiver() {
+  if (in_) g_lanes.fetch_sub(1, memory_order_relaxed);
+}
+
 bool PageReceiver::join(const wire::SocketName& name, int doorbell) noexcept {
-  if (in_) return false;
+  if (in_ || !take_place()) return false;
   auto in = lane_socket();
-  if (!in) return false;
+  const bool hardened = in && os::refuse_descriptors(in->get());
   sockaddr_un address;
   const socklen_t len = wire::to_sockaddr(name, &address);
-  if (!os::connect(in->get(), reinterpret_cast<sockaddr*>(&address), len) ||
-      !same_process(in->get(), doorbell)) {
+  if (!in || !os::connect(in->get(), reinterpret_cast<sockaddr*>(&address), len) ||
+      !is_welcome(in->get(), doorbell, hardened)) {
+    g_lanes.fetch_sub(1, memory_order_relaxed);
     return false;
   }
   in_ = std::move(*in);

@@ -66,13 +66,14 @@ class PageSender {
   };
 
   bool accept_peer(int doorbell) noexcept;
+  /// What was accepted, fit for use; or nothing.
+  os::OwnedFd make_lane(os::OwnedFd out, int doorbell) noexcept;
 
   wire::DirectionWords& words_;
   wire::PageSpan* const spans_;
   os::OwnedFd listener_;  // until the peer has come
   os::OwnedFd out_;
   size_t capacity_ = 0;
-  bool counted_ = false;  // among this process's lanes
   bool refused_ = false;
   Held held_[wire::kPageSpans];  // number k in slot k % kPageSpans, for first_ <= k < count_
   uint64_t first_ = 0;
@@ -83,6 +84,9 @@ class PageReceiver {
  public:
   PageReceiver(const wire::DirectionWords& words, const wire::PageSpan* spans) noexcept
       : words_(words), spans_(spans) {}
+  ~PageReceiver();
+  PageReceiver(const PageReceiver&) = delete;
+  PageReceiver& operator=(const PageReceiver&) = delete;
 
   /// Connects to the sender, who has to be whom `doorbell` leads to. False: not to be had.
   bool join(const wire::SocketName& name, int doorbell) noexcept;

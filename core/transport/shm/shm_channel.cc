@@ -43,7 +43,11 @@ ShmChannel::ShmChannel(ShmSegment segment, os::OwnedFd doorbell, bool caller, Re
       sent_pages_(tx_, segment_.page().span[tx_index_]),
       window_(segment_.ring_size()),
       reader_(segment_.ring(1 - tx_index_), segment_.ring_size(), rx_.tail, rx_.head),
-      pages_(rx_, segment_.page().span[1 - tx_index_]) {}
+      pages_(rx_, segment_.page().span[1 - tx_index_]) {
+  // All that were to come over it have come. One more could stop whoever takes it out
+  // (page_lane.cc).
+  (void)os::refuse_descriptors(doorbell_.get());
+}
 
 ShmChannel::~ShmChannel() {
   // A peer that broke the rules gets no second use. A forked child lets go of its parent's channel:
@@ -103,21 +107,35 @@ size_t ShmChannel::tx_fill(ByteSource& from, size_t limit) noexcept {
 
 size_t ShmChannel::tx_pass(int file, off_t offset, size_t limit) noexcept {
   if (!sent_pages_.usable(doorbell_.get())) return 0;
-  if (window_ == capacity()) {
-    // What the lane does not take, and what the program sends beside the file, lies in the ring. More
-    // than that would be copied where the lane has room again soon.
-    window_ = std::min(capacity(), sent_pages_.capacity() + 2 * PageSender::kLeast);
-    // Relaxed: who wakes us too early or too late by the old one wakes us again.
-    tx_.window.store(static_cast<uint32_t>(window_), std::memory_order_relaxed);
-  }
   limit = std::min(limit, writer_.room(limit));
   const size_t n = sent_pages_.pass(file, offset, limit, writer_.tail(),
                                     writer_.tail() - writer_.unread());
   if (n == 0) return 0;
+  if (window_ == capacity() && !wide_) {
+    // What the lane does not take, and what the program sends beside the file, lies in the ring.
+    // More than that would be copied where the lane has room again soon.
+    set_window(std::min(capacity(), sent_pages_.capacity() + 2 * PageSender::kLeast));
+  }
   writer_.advance(n);
   // seq_cst: as in tx_write().
   if (tx_.rx_sleep.load(memory_order_seq_cst) != 0) wake_receiver();
   return n;
+}
+
+void ShmChannel::set_window(size_t window) noexcept {
+  window_ = window;
+  // Relaxed: who wakes us too early or too late by the old one wakes us again.
+  tx_.window.store(static_cast<uint32_t>(window), std::memory_order_relaxed);
+}
+
+void ShmChannel::tx_widen() noexcept {
+  wide_ = true;
+  set_window(capacity());
+}
+
+bool ShmChannel::tx_let_go_of_files() noexcept {
+  if (sent_pages_.holds()) sent_pages_.let_go_below(writer_.tail() - writer_.unread());
+  return sent_pages_.holds();
 }
 
 size_t ShmChannel::tx_unread_spans(uint64_t from, size_t n, iovec spans[2]) noexcept {
@@ -133,6 +151,8 @@ size_t ShmChannel::tx_put(const void* from, size_t n) noexcept {
   if (__builtin_expect(populated < capacity(), 0) && populated < writer_.tail() + n) {
     return 0;  // tx_write() sees to that
   }
+  if (__builtin_expect(window_ < capacity(), 0))
+    return 0;  // the stream knows how much of it is left
   const size_t done = writer_.put(from, n);
   // seq_cst: as in tx_write().
   if (done != 0 && tx_.rx_sleep.load(memory_order_seq_cst) != 0) wake_receiver();
@@ -220,7 +240,8 @@ size_t ShmChannel::read_pages(ring::IovCursor& to, size_t limit, bool* faulted) 
   if (n == 0) return 0;
   const long got = pages_.read(pieces, n);
   if (got == -EFAULT) *faulted = true;
-  if (got == -EAGAIN) reader_.fail();
+  // Any other: -EAGAIN where the sender lied, or the program closed a number that is not its own.
+  if (got < 0 && got != -EFAULT && got != -EINTR) reader_.fail();
   // A release that meets the seal fails: then the sender sends these bytes again, by another way.
   if (got <= 0 || reader_.discard_known(static_cast<size_t>(got)) == 0) return 0;
   to.advance(static_cast<size_t>(got));

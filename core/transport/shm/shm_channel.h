@@ -36,11 +36,13 @@ class ShmChannel final : public Channel {
   size_t tx_write(const iovec* iov, size_t n, size_t skip, size_t limit) noexcept override;
   size_t tx_fill(ByteSource& from, size_t limit) noexcept override;
   size_t tx_pass(int file, off_t offset, size_t limit) noexcept override;
+  bool tx_let_go_of_files() noexcept override;
   bool tx_offer_lane(const wire::SocketName& name) noexcept override {
     return sent_pages_.offer(name);
   }
   int tx_direction() const noexcept override { return tx_index_; }
   size_t tx_window() const noexcept override { return window_; }
+  void tx_widen() noexcept override;
   size_t tx_put(const void* from, size_t n) noexcept override;
   uint64_t tx_unread() noexcept override { return writer_.unread(); }
   uint64_t tx_tail() noexcept override { return writer_.tail(); }
@@ -84,6 +86,7 @@ class ShmChannel final : public Channel {
   void let_go() noexcept override;
 
  private:
+  void set_window(size_t window) noexcept;
   void populate_ahead(int index) noexcept;
   template <typename From>
   size_t write_from(From& from, size_t limit) noexcept;
@@ -106,6 +109,7 @@ class ShmChannel final : public Channel {
   bool freeze_heard_ = false;  // the receiver said so beside its sleep bits
   PageSender sent_pages_;
   size_t window_;         // tx_window()
+  bool wide_ = false;     // it stays the whole ring
   Turn over_;             // what our tx_end() or tx_recall() found or made; open before
   alignas(64) ring::RingReader reader_;
   PageReceiver pages_;
