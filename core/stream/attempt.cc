@@ -118,6 +118,10 @@ Reason examine(Seeker& a) noexcept {
       return r;
     }
   }
+  if (is_at_stdio(s)) {  // sshd, which is left its connection there, moves it at once
+    a.may_pass = true;
+    return kAtStdio;
+  }
   if (const Reason r = kernel_only_option(fd); r != nullptr) return r;
   const auto tuple = tuple_of(fd);
   if (!tuple) return kOverTooSoon;

@@ -106,7 +106,6 @@ bool is_left_to_us(int fd) noexcept {
 }
 
 void on_inherited(int fd, bool track) noexcept {
-  if (fd <= 2) track = false;  // libc's FILEs there read and write without a call that we would see
   if (const int other = other_number(fd); other >= 0) return on_dup(other, fd);
   const auto carried = read_carried(fd, Way::kExec, own_key());
   if (!carried) return;

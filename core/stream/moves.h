@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "core/stream/fd_table.h"
 #include "core/stream/stream.h"
 
 namespace rsock::stream {
@@ -136,6 +137,10 @@ inline constexpr Reason kSpawned = "a child process was spawned";
 /// Reasons that hold for this program only; the next one may lift it.
 inline constexpr Reason kExec = "exec";
 inline constexpr Reason kAtStdio = "at a number that stdio uses";
+/// One that came to this program there: it is lifted once it has other numbers only.
+inline bool is_at_stdio(const Stream& s) noexcept {
+  return FdTable::stream(0) == &s || FdTable::stream(1) == &s || FdTable::stream(2) == &s;
+}
 
 /// TCP for good. Where nobody attaches a channel meanwhile: under both locks, or in a fork.
 inline void pin_locked(Stream& s, Reason reason) noexcept {

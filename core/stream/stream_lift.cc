@@ -186,7 +186,8 @@ bool attach(Stream& s, uint32_t generation, uint64_t cookie, std::shared_ptr<Cha
     MutexLock tx(s.tx.mutex);
     MutexLock rx(s.rx.mutex);
     if (!s.owned_by(generation) || s.closed.load(std::memory_order_relaxed) || s.channel ||
-        s.pinned.load(std::memory_order_relaxed) || !sole_holder(s) || s.lent != 0) {
+        s.pinned.load(std::memory_order_relaxed) || !sole_holder(s) || s.lent != 0 ||
+        is_at_stdio(s)) {
       return false;
     }
     const int fd = s.fd.load(std::memory_order_relaxed);
