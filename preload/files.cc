@@ -23,7 +23,12 @@ int leave_to_libc(const aiocb* request, bool writes) noexcept {
   return writes ? e : 0;
 }
 
-bool is_pipe(int fd) noexcept { return raw_syscall(SYS_fcntl, fd, F_GETPIPE_SZ) >= 0; }
+/// A pipe's end that can be read, or written.
+bool is_pipe(int fd, int wrong_mode) noexcept {
+  const long status = raw_syscall(SYS_fcntl, fd, F_GETFL);
+  return status >= 0 && (status & O_ACCMODE) != wrong_mode &&
+         raw_syscall(SYS_fcntl, fd, F_GETPIPE_SZ) >= 0;
+}
 
 /// fopen's modes: "r" without "+" only reads.
 bool writes(const char* mode) noexcept {
@@ -59,14 +64,14 @@ RSOCK_EXPORT ssize_t splice(int in, off64_t* in_offset, int out, off64_t* out_of
   constexpr unsigned kFlags = SPLICE_F_MOVE | SPLICE_F_NONBLOCK | SPLICE_F_MORE | SPLICE_F_GIFT;
   Stream* const from = FdTable::stream(in);
   Stream* const to = FdTable::stream(out);
-  // Between two streams, with an offset or an unknown flag the kernel refuses, and moves nothing.
+  // The kernel refuses all else, and moves nothing.
   if ((from == nullptr) == (to == nullptr) || in_offset != nullptr || out_offset != nullptr ||
-      n == 0 || (flags & ~kFlags) != 0 || !is_pipe(from != nullptr ? out : in)) {
+      n == 0 || (flags & ~kFlags) != 0 ||
+      !(from != nullptr ? is_pipe(out, O_RDONLY) : is_pipe(in, O_WRONLY))) {
     return real.splice(in, in_offset, out, out_offset, n, flags);
   }
   return at_point([=] {
-    auto kernel =
-        in_kernel([=] { return real.splice(in, in_offset, out, out_offset, n, flags); });
+    auto kernel = in_kernel([=] { return real.splice(in, in_offset, out, out_offset, n, flags); });
     return answer(from != nullptr ? stream::splice_out(*from, in, out, n, flags, kernel)
                                   : stream::splice_in(*to, out, in, n, flags, kernel));
   });

@@ -15,6 +15,7 @@
 #include "core/stream/holders.h"
 #include "core/stream/keeper_loop.h"
 #include "core/stream/lineage.h"
+#include "core/stream/moves.h"
 
 namespace rsock::stream {
 namespace {

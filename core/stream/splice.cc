@@ -1,8 +1,8 @@
-// splice: bytes between a stream and a pipe, as relays move them. The kernel while the gate is open,
-// else by copies: a ring's memory is used again, so no pipe can keep it.
+// splice: bytes between a stream and a pipe, as relays move them. The kernel while the gate is
+// open, else by copies: a ring's memory is used again, so no pipe can keep it.
 //
-// Nothing may be taken that can't be put down: from a pipe only what the ring has room for, from the
-// ring only what the pipe has room for.
+// Nothing may be taken that can't be put down: from a pipe only what the ring has room for, from
+// the ring only what the pipe has room for.
 
 #include <fcntl.h>
 #include <signal.h>
@@ -30,7 +30,8 @@ class PipeSource final : public transport::ByteSource {
 
   size_t gather(std::byte* to, size_t limit) noexcept override {
     limit = std::min(limit, left_);
-    // Another reader may have been here: a read of an empty pipe would wait, under the stream's lock.
+    // Another reader may have been here: a read of an empty pipe would wait, under the stream's
+    // lock.
     if (at_end()) return 0;
     const auto got = os::read(pipe_, to, limit);
     const size_t n = got ? *got : 0;
@@ -156,7 +157,9 @@ long splice_out(Stream& s, int fd, int pipe, size_t n, unsigned flags, KernelCal
       const auto r = os::recv(fd, buffer.data(), want, 0);
       return r ? static_cast<long>(*r) : -value(r.error());
     });
-    return got <= 0 ? got : write_out(pipe, static_cast<const char*>(buffer.data()), static_cast<size_t>(got));
+    return got <= 0
+               ? got
+               : write_out(pipe, static_cast<const char*>(buffer.data()), static_cast<size_t>(got));
   }
 }
 
