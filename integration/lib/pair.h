@@ -132,6 +132,10 @@ void pong_as_server(int fd, int rounds);
 void be_echoed(struct Pair*);
 void* echo_in_thread(void* fd); /* a thread's body: until the end, then closes it */
 
+/* One descriptor in a message of a Unix socket (SCM_RIGHTS); what comes has FD_CLOEXEC. */
+void send_fd(int channel, int fd);
+int receive_fd(int channel);
+
 /* Time and threads. */
 int64_t now_ns(void);
 double ms_since(int64_t start_ns);

@@ -224,39 +224,6 @@ static void friend_in_turn(struct Pair* pair) {
 
 /* ---- SCM_RIGHTS ---- */
 
-static void send_fd(int channel, int fd) {
-  char data = 'f';
-  struct iovec part = {&data, 1};
-  union {
-    char space[CMSG_SPACE(sizeof(int))];
-    struct cmsghdr align;
-  } control;
-  memset(&control, 0, sizeof(control));
-  struct msghdr message = {
-      .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof(control)};
-  struct cmsghdr* header = CMSG_FIRSTHDR(&message);
-  header->cmsg_level = SOL_SOCKET;
-  header->cmsg_type = SCM_RIGHTS;
-  header->cmsg_len = CMSG_LEN(sizeof(int));
-  memcpy(CMSG_DATA(header), &fd, sizeof(fd));
-  CHECKED(sendmsg(channel, &message, 0));
-}
-
-static int receive_fd(int channel) {
-  char data;
-  struct iovec part = {&data, 1};
-  union {
-    char space[CMSG_SPACE(sizeof(int))];
-    struct cmsghdr align;
-  } control;
-  struct msghdr message = {
-      .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof(control)};
-  if (recvmsg(channel, &message, MSG_CMSG_CLOEXEC) != 1) fail("no descriptor came");
-  int fd;
-  memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof(fd));
-  return fd;
-}
-
 /* Started before the stream is there: it can only get it through the socket. */
 static int worker(const char* what, int channel) {
   learn_lift_limit();

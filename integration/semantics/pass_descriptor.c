@@ -4,43 +4,6 @@
 
 enum { kPending = 5000, kRounds = 8 };
 
-static void send_fd(int channel, int fd) {
-  char data = 'f';
-  struct iovec part = {&data, 1};
-  union {
-    char space[CMSG_SPACE(sizeof(int))];
-    struct cmsghdr align;
-  } control;
-  memset(&control, 0, sizeof(control));
-  struct msghdr message = {.msg_iov = &part,
-                           .msg_iovlen = 1,
-                           .msg_control = &control,
-                           .msg_controllen = sizeof(control)};
-  struct cmsghdr* header = CMSG_FIRSTHDR(&message);
-  header->cmsg_level = SOL_SOCKET;
-  header->cmsg_type = SCM_RIGHTS;
-  header->cmsg_len = CMSG_LEN(sizeof(int));
-  memcpy(CMSG_DATA(header), &fd, sizeof(fd));
-  CHECKED(sendmsg(channel, &message, 0));
-}
-
-static int receive_fd(int channel) {
-  char data;
-  struct iovec part = {&data, 1};
-  union {
-    char space[CMSG_SPACE(sizeof(int))];
-    struct cmsghdr align;
-  } control;
-  struct msghdr message = {.msg_iov = &part,
-                           .msg_iovlen = 1,
-                           .msg_control = &control,
-                           .msg_controllen = sizeof(control)};
-  if (recvmsg(channel, &message, MSG_CMSG_CLOEXEC) != 1) fail("no descriptor came");
-  int fd;
-  memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof(fd));
-  return fd;
-}
-
 /* The process that the stream is passed to: reads what waits, echoes, gives it back if asked. */
 static int heir(int channel) {
   int fd = receive_fd(channel);
