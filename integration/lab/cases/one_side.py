@@ -77,7 +77,8 @@ for prefix, kind in (("no_modules", BARE), ("no_libraries", NO_LIBRARIES), ("nei
 @group.case(kind=EMPTY, beside=True)
 def strict_without_rdma(t):
     """RSOCK_PATH=rdma, strict, and no way to have it: the program is told at once, in one line."""
-    programs = [serve(t, "threads", path="rdma"), ask(t, "rounds=40 pause=20", path="rdma")]
+    # One end: whoever is told first ends the connection of both.
+    programs = [serve(t, "threads", path="rdma", strict=False), ask(t, "rounds=40 pause=20", path="rdma")]
     if not t.rdma:
         ended(t, programs[1])
         return

@@ -13,6 +13,7 @@ import trial
 import service_programs  # trial knows where
 
 group = trial.Group(trial.TWO_HOSTS)
+more = trial.Group(trial.TWO_HOSTS)  # services_more.py
 SERVICES = trial.INTEGRATION / "services"
 
 # Cases that are left out, beside what they would show here: replication_disk and bgsave are a fork each like aof_rewrite,
@@ -25,6 +26,15 @@ CASES = {
     "postgres": ("pgbench", "copy"),
 }
 
+
+# Of each kind what shows the most in a minute. The others take half an hour together: group services_more.
+ALWAYS = {
+    "redis": {"benchmark", "replication"},
+    "nginx": {"sendfile", "wrk", "proxy"},
+    "python": {"connections", "sendfile"},
+    "socat": set(),
+    "postgres": {"pgbench", "copy"},
+}
 
 # Named by every run, and not run. Remove what has been seen to its end.
 NOT_YET = {
@@ -65,4 +75,5 @@ def serve(t, service, case):
 
 for service, cases in CASES.items():
     for case in cases:
-        group.add(f"{service}.{case}", lambda t, service=service, case=case: serve(t, service, case))
+        (group if case in ALWAYS[service] else more).add(
+            f"{service}.{case}", lambda t, service=service, case=case: serve(t, service, case))
