@@ -20,6 +20,7 @@ import observe
 import plot
 import report
 import runner
+import servers
 import summary
 import verbs
 import workloads
@@ -161,6 +162,24 @@ class NeighboursTest(unittest.TestCase):
         finally:
             busy.kill()
             busy.wait()
+
+
+class ServersTest(unittest.TestCase):
+    def test_less_than_a_tick_of_cpu_time_counts(self):
+        before, began = servers.cpu_seconds(os.getpid()), time.process_time()
+        while time.process_time() < began + 0.002:
+            pass
+        self.assertGreaterEqual(servers.cpu_seconds(os.getpid()), before + 0.002)
+
+    def test_cpu_time_of_a_child_counts_while_it_lives(self):
+        code = ("import sys, time\nwhile time.process_time() < 0.1: pass\n"
+                "print('done', flush=True)\nsys.stdin.read()")
+        before = servers.cpu_seconds(os.getpid())
+        with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+            child.stdout.readline()
+            self.assertGreaterEqual(servers.cpu_seconds(os.getpid()), before + 0.1)
+            child.stdin.close()
+        self.assertEqual(servers.cpu_seconds(child.pid), 0)
 
 
 class FigureTest(unittest.TestCase):
