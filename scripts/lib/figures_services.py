@@ -87,10 +87,11 @@ def _wrk_rates(out):
     return {"requests_per_s": float(found[1])}
 
 
-def nginx(name, label, clients, seconds):
-    return Service(f"nginx_{name}_{clients}", f"nginx, wrk, {label}, {clients} clients", seconds, start_nginx,
+def nginx(name, size, label, clients, seconds):
+    return Service(f"nginx_{name}_{clients}", f"nginx, wrk, {label}, {clients} clients", seconds,
+                   lambda run, variant: start_nginx(run, variant, size),
                    lambda port: ["wrk", "-t", "1", "-c", str(clients), "-d", f"{max(1, round(seconds))}s",
-                                 f"http://127.0.0.1:{port}/{name}"], _wrk_rates)
+                                 f"http://127.0.0.1:{port}/{size}"], _wrk_rates)
 
 
 # ---- PostgreSQL ---------------------------------------------------------------------------------------------
@@ -251,10 +252,10 @@ def make(options):
     for n in CLIENTS:
         add(f"pgbench_{n}", f"pgbench -S, {n} clients", pgbench(n, seconds), 1.2 if n == 10 else 1)
     for n in CLIENTS:
-        add(f"nginx_1k_{n}", f"nginx, wrk, 1 KiB keep-alive, {n} clients", nginx("1k", "1 KiB", n, seconds),
+        add(f"nginx_1k_{n}", f"nginx, wrk, 1 KiB keep-alive, {n} clients", nginx("1k", 1 << 10, "1 KiB", n, seconds),
             1.3 if n == 50 else 1)
     for n in CLIENTS:
-        add(f"nginx_1m_{n}", f"nginx, wrk, 1 MiB, {n} clients", nginx("1m", "1 MiB", n, seconds), 2 if n == 10 else 1)
+        add(f"nginx_1m_{n}", f"nginx, wrk, 1 MiB, {n} clients", nginx("1m", 1 << 20, "1 MiB", n, seconds), 2 if n == 10 else 1)
     idle = Idle("idle", "50 silent streams to redis", 5)
     result.append(Figure("service_idle_cpu", "redis and 50 lifted streams, all silent: CPU, both ends", 0, "ms/s",
                          [(idle, plain), (idle, shm)], lambda m: max(0, m[1]["cpu_ms_per_s"] - m[0]["cpu_ms_per_s"])))

@@ -296,6 +296,25 @@ class RunnerTest(unittest.TestCase):
                 run.pair(plain, server, lambda port: ["sh", "-c", "kill -SEGV $$"], 1)
             self.assertEqual(run._live, [])
 
+    def test_a_file_to_send_is_made_once_on_disk_and_removed(self):
+        with runner.Runner() as run:
+            path = run.file((1 << 20) + 5)
+            made = os.stat(path)
+            self.assertEqual(made.st_size, (1 << 20) + 5)
+            self.assertEqual(os.stat(run.file((1 << 20) + 5)).st_mtime_ns, made.st_mtime_ns)
+            self.assertNotEqual(run.file(3), path)
+        self.assertFalse(os.path.exists(path))
+
+    def test_a_file_is_not_put_into_memory_where_there_is_a_disk(self):
+        if runner.filesystem("/dev/shm") != "tmpfs" or runner.filesystem("/var/tmp") == "tmpfs":
+            self.skipTest("no tmpfs here, or nothing else")
+        usual, runner.tempfile.tempdir = runner.tempfile.tempdir, "/dev/shm"
+        try:
+            with runner.Runner() as run:
+                self.assertNotEqual(runner.filesystem(run.file(1)), "tmpfs")
+        finally:
+            runner.tempfile.tempdir = usual
+
     def leaves_nothing_after(self, number):
         code = ("import runner\n"
                 "try:\n"

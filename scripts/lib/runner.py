@@ -112,12 +112,15 @@ class Runner:
     def __init__(self, address="127.0.0.1"):
         self.address = address
         self.folder = None
+        self.files = None  # a folder within it, of what file() made
         self._live = []
         self._count = 0
         self._old_handler = None
 
     def __enter__(self):
-        self.folder = tempfile.mkdtemp(prefix="rsock-measure-")
+        self.folder = tempfile.mkdtemp(prefix="rsock-measure-", dir=_folder_on_disk())
+        self.files = os.path.join(self.folder, "files")
+        os.mkdir(self.files)
         # SIGTERM ends us as ^C does: through the `with` block's exit.
         self._old_handler = signal.signal(signal.SIGTERM, _raise_interrupt)
         return self
@@ -136,6 +139,20 @@ class Runner:
 
     def free_port(self):
         return free_port(self.address)
+
+    def file(self, size):
+        """The path of a file of so many bytes, named after that number, for programs that send files. Made once, on a
+        real file system, and written back before anybody measures.
+        """
+        path = os.path.join(self.files, str(size))
+        if not os.path.exists(path):
+            block = os.urandom(1 << 20)
+            with open(path, "wb") as file:
+                for offset in range(0, size, len(block)):
+                    file.write(block[:size - offset])
+                file.flush()
+                os.fsync(file.fileno())
+        return path
 
     def pair(self, variant, server, client, seconds):
         """Runs a server and a client to their ends and returns a Result.
@@ -248,6 +265,25 @@ class Runner:
                 process.wait()
         if process in self._live:
             self._live.remove(process)
+
+
+def filesystem(path):
+    """The kind of the file system that a path is on ("ext4"), or "" where the kernel's list does not tell."""
+    device = os.stat(path).st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    for line in read("/proc/self/mountinfo").splitlines():
+        if line.split()[2] == number:
+            return line.partition(" - ")[2].split()[0]
+    return ""
+
+
+def _folder_on_disk():
+    """The usual one, unless that is memory only: what is sent from files there is not what users send."""
+    usual = tempfile.gettempdir()
+    for folder in (usual, "/var/tmp"):
+        if os.access(folder, os.W_OK) and filesystem(folder) != "tmpfs":
+            return folder
+    return usual
 
 
 def _in_child():

@@ -79,18 +79,17 @@ http {{
   access_log off; sendfile on; keepalive_requests 100000000;
   client_body_temp_path {folder}/b; proxy_temp_path {folder}/p; fastcgi_temp_path {folder}/f;
   uwsgi_temp_path {folder}/u; scgi_temp_path {folder}/s;
-  server {{ listen {address}:{port}; root {folder}; }}
+  server {{ listen {address}:{port}; root {files}; }}
 }}
 """
 
 
-def start_nginx(run, variant):
+def start_nginx(run, variant, size):
+    """It serves /SIZE, a file of so many bytes."""
     port, folder = run.free_port(), tempfile.mkdtemp(dir=run.folder)
-    for name, size in (("1k", 1 << 10), ("1m", 1 << 20)):
-        with open(os.path.join(folder, name), "wb") as file:
-            file.write(os.urandom(size))
+    run.file(size)
     with open(os.path.join(folder, "nginx.conf"), "w", encoding="utf-8") as file:
-        file.write(NGINX_CONFIG.format(folder=folder, address=run.address, port=port,
+        file.write(NGINX_CONFIG.format(folder=folder, files=run.files, address=run.address, port=port,
                                        user="user root;" if os.geteuid() == 0 else ""))
     return served(run, variant, [NGINX, "-e", os.path.join(folder, "error.log"), "-c", os.path.join(folder, "nginx.conf")],
                    port, folder)
