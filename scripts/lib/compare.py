@@ -70,6 +70,12 @@ class Plan:
         warmup = workloads.RDMA_WARMUP if rdma else 0
         self.rdma = rdma
         self.loads = [workloads.Iperf3(block, iperf_s, warmup) for block in BLOCKS]
+        self.loads.append(workloads.Iperf3(BLOCKS[0], iperf_s, warmup, ("-Z",)))
+        if rdma:
+            self.loads.append(workloads.one_way(bench, 131072, "128 KiB", own_s, warmup))
+        else:
+            # Not with rdma: it would be over before a first lift there is done, and the lab's guests have no disk.
+            self.loads.append(workloads.Iperf3(BLOCKS[0], iperf_s, flags=("-F",)))
         self.loads += [workloads.round_trip(bench, size, label, own_s, warmup=warmup) for size, label in SIZES]
         self.loads += [workloads.one_way(bench, size, label, own_s, warmup) for size, label in SIZES]
         paths = [path for path in options.path_list[1:] if rdma or path != "rdma"]
@@ -77,7 +83,6 @@ class Plan:
         self.raw = {}
         if rdma:
             self.variants += filter(None, [runner.Variant.rspreload(), runner.Variant("verbs", other=True)])
-            self.loads.insert(len(BLOCKS), workloads.one_way(bench, 131072, "128 KiB", own_s, warmup))
             self.raw = {f"rtt_{size}": verbs.PingPong(size, label, own_s) for size, label in SIZES}
             self.raw[f"iperf3_{BLOCKS[0]}"] = verbs.WriteBandwidth(65536, "64 KiB", iperf_s)
 
@@ -180,9 +185,9 @@ def make_panels(plan, results):
 
     return [
         plot.Panel("iperf3 throughput (higher is better)", "Gbit/s", True,
-                   [(load.title, values(load, "gbit_per_s")) for load in iperf]),
+                   [(load.title.removeprefix("iperf3 "), values(load, "gbit_per_s")) for load in iperf]),
         plot.Panel("iperf3 CPU time, both sides (lower is better)", "s per GB", True,
-                   [(load.title, values(load, "cpu_s_per_gb")) for load in iperf]),
+                   [(load.title.removeprefix("iperf3 "), values(load, "cpu_s_per_gb")) for load in iperf]),
         plot.Panel("round trip (lower is better)", "us", True,
                    [(f"{short(load)} {part(name)}", values(load, name))
                     for load in round_trips for name in (("mean_us",) if plan.rdma else ("p50_us", "p99_us"))]),

@@ -142,6 +142,42 @@ class ReportTest(unittest.TestCase):
                 workloads.Iperf3("128K", 2)._figures(runner.Result(bad, "", PIDS, ""))
 
 
+    def test_iperf3_gets_its_flags_and_a_file(self):
+        class Run:
+            address = "127.0.0.1"
+
+            def free_port(self):
+                return 7
+
+            def file(self, size):
+                return f"/files/{size}"
+
+            def pair(self, variant, server, client, seconds):
+                self.server, self.client = server(None)[0], client(7)
+
+        load, run = workloads.Iperf3("128K", 3, flags=("-Z", "-F")), Run()
+        self.assertEqual((load.key, load.title), ("iperf3_128K_Z_F", "iperf3 -l 128K -Z -F"))
+        load._run(run, runner.Variant.plain())
+        self.assertEqual(run.client[-3:], ["-Z", "-F", f"/files/{workloads.FILE_BYTES}"])
+        self.assertNotIn("-Z", run.server)
+
+    def test_cpu_time_of_a_file_is_counted_from_outside(self):
+        text = json.dumps({"end": {
+            "sum_received": {"bytes": 1e9, "seconds": 0.1, "bits_per_second": 8e10},
+            "cpu_utilization_percent": {"host_total": 60.0, "remote_total": 40.0}}})
+        result = runner.Result(text, "", PIDS, "", cpu_seconds=0.25)
+        self.assertEqual(workloads.Iperf3("128K", 2, flags=("-F",))._figures(result)["cpu_s_per_gb"], 0.25)
+        self.assertEqual(workloads.Iperf3("128K", 2, flags=("-Z",))._figures(result)["cpu_s_per_gb"], 0.1)
+
+    def test_files_are_sent_where_there_is_time_to_lift_and_a_disk(self):
+        for paths, lab, expected in (("tcp,shm", False, {"iperf3_128K_Z", "iperf3_128K_F"}),
+                                     ("tcp,shm,rdma", True, {"iperf3_128K_Z"})):
+            options = compare.parse_arguments(["--paths", paths, "--build-dir", "/nowhere"])
+            keys = [load.key for load in compare.Plan(options, lab).loads]
+            self.assertEqual({key for key in keys if key[-2:] in ("_Z", "_F")}, expected)
+            self.assertEqual(len(keys), len(set(keys)))
+
+
 class NeighboursTest(unittest.TestCase):
     def test_our_own_work_is_not_a_neighbour_s(self):
         neighbours = report.Neighbours()
@@ -208,6 +244,14 @@ class FigureTest(unittest.TestCase):
 
     def test_nothing_measured_is_not_met(self):
         self.assertIsNot(self.verdict([[10], []]).met, True)
+
+
+    def test_zero_copy_is_judged_against_the_same_path_without(self):
+        made = {f.key: f for f in figures.make(bench.parse_arguments(["--build-dir", "/nowhere"]))}
+        one = made["iperf3_zero_copy"]
+        self.assertEqual([(load.key, v.name) for load, v in one.needs], [("iperf3_128K", "shm"), ("iperf3_128K_Z", "shm")])
+        self.assertIs(one.met(one.value([{"gbit_per_s": 100}, {"gbit_per_s": 115}])), True)
+        self.assertIs(one.met(one.value([{"gbit_per_s": 100}, {"gbit_per_s": 114}])), False)
 
 
 class RdmaTest(unittest.TestCase):
@@ -283,6 +327,14 @@ class RunnerTest(unittest.TestCase):
         self.assertFalse([k for k in plain if k.startswith("RSOCK_") or k == "LD_PRELOAD"])
         self.assertEqual((shim["LD_PRELOAD"], shim["RSOCK_PATH"], shim["RSOCK_SUMMARY"],
                           shim["RSOCK_LOG"]), ("/lib", "shm", "/s", "debug"))
+
+    def test_cpu_time_of_a_pair_is_told(self):
+        burn = "import time\nwhile time.process_time() < 0.1: pass"
+        with runner.Runner() as run:
+            result = run.pair(runner.Variant.plain(),
+                              lambda f: (["sh", "-c", f"echo 7 >{f}; exec '{sys.executable}' -c '{burn}'"], None),
+                              lambda port: [sys.executable, "-c", burn], 5)
+        self.assertGreaterEqual(result.cpu_seconds, 0.2)
 
     def test_a_server_that_dies_and_a_client_that_fails_are_named(self):
         with runner.Runner() as run:

@@ -8,6 +8,7 @@ import ctypes
 import glob
 import json
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -50,14 +51,17 @@ class Variant:
 
 
 class Result:
-    """What a server and its client left: output, pids, and the summary file's text (or texts, by role)."""
+    """What a server and its client left: output, pids, and the summary file's text (or texts, by role); where they ran
+    here, the CPU time of both from start to end.
+    """
 
-    def __init__(self, client_out, server_out, pids, summary_text, observed=None):
+    def __init__(self, client_out, server_out, pids, summary_text, observed=None, cpu_seconds=None):
         self.client_out = client_out
         self.server_out = server_out
         self.pids = pids
         self.summary_text = summary_text
         self.observed = observed
+        self.cpu_seconds = cpu_seconds
 
     def client_json(self):
         try:
@@ -84,6 +88,12 @@ def environment(variant, summary):
         env = {k: v for k, v in env.items() if not k.startswith("RSOCK_")}
         env.update(variant.env)
     return env
+
+
+def ended_seconds():
+    """CPU time of all our processes that have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def free_port(address):
@@ -166,6 +176,7 @@ class Runner:
         env = environment(variant, summary)
         limit = time.monotonic() + seconds + 20
         server_argv, port = server(port_file)
+        before = ended_seconds()
         server_process = self._start(server_argv, env, base + ".server")
         try:
             port = self._wait_for_port(server_process, port, port_file)
@@ -180,7 +191,7 @@ class Runner:
         finally:
             self._stop(server_process)
         pids = {"server": server_process.pid, "client": client_process.pid}
-        return Result(client_out, server_out, pids, read(summary))
+        return Result(client_out, server_out, pids, read(summary), cpu_seconds=ended_seconds() - before)
 
     def single(self, variant, argv, seconds):
         """Runs one program to its end and returns the JSON it prints."""

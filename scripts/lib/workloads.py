@@ -19,6 +19,8 @@ FIGURES = {
     "connections_per_s": ("1/s", "higher"),
 }
 
+FILE_BYTES = 256 << 20  # of what is sent from a file
+
 RDMA_WARMUP = 4  # seconds: emulated, a process's first lift takes one to three
 
 
@@ -51,11 +53,16 @@ class Workload:
 
 
 class Iperf3(Workload):
-    """One stream, client to server. The receiver's rate; the CPU time of both processes."""
+    """One stream, client to server. The receiver's rate; the CPU time of both processes.
 
-    def __init__(self, block, seconds, warmup=0):
-        super().__init__(f"iperf3_{block}", f"iperf3 -l {block}", seconds, warmup)
+    flags: "-Z" sends by sendfile(2); "-F" sends what it reads from a file, and is over where that ends.
+    """
+
+    def __init__(self, block, seconds, warmup=0, flags=()):
+        super().__init__("_".join([f"iperf3_{block}", *(flag.strip("-") for flag in flags)]),
+                         " ".join([f"iperf3 -l {block}", *flags]), seconds, warmup)
         self.block = block
+        self.flags = flags
 
     def _run(self, run, variant):
         port = run.free_port()
@@ -63,6 +70,8 @@ class Iperf3(Workload):
         client = ["iperf3", "-c", run.address, "-p", str(port), "-l", self.block,
                   "-t", str(max(1, round(self.seconds))), "-J"]
         client += ["-O", str(self.warmup)] if self.warmup else []
+        for flag in self.flags:
+            client += [flag, run.file(FILE_BYTES)] if flag == "-F" else [flag]
         return run.pair(variant, lambda _: (server, port), lambda _: client, self.warmup + self.seconds)
 
     def _measured(self, result):
@@ -76,7 +85,9 @@ class Iperf3(Workload):
             end = report["end"]
             received = end["sum_received"]
             cpu = end["cpu_utilization_percent"]
-            cpu_seconds = (cpu["host_total"] + cpu["remote_total"]) / 100 * received["seconds"]
+            # Shares of the time since each began to wait for the other. A file is sent in not much more than that wait.
+            cpu_seconds = result.cpu_seconds if "-F" in self.flags else \
+                (cpu["host_total"] + cpu["remote_total"]) / 100 * received["seconds"]
             rate = received["bits_per_second"] / 1e9
             gigabytes = received["bytes"] / 1e9
         except (KeyError, TypeError):
