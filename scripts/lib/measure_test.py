@@ -1,6 +1,7 @@
 """Tests of the measuring scripts: what counts as lifted, what a gain is, and that nothing is left."""
 
 import collections
+import contextlib
 import json
 import os
 import shutil
@@ -21,6 +22,7 @@ import plot
 import report
 import runner
 import servers
+import service_programs
 import summary
 import verbs
 import workloads
@@ -170,12 +172,47 @@ class ReportTest(unittest.TestCase):
         self.assertEqual(workloads.Iperf3("128K", 2, flags=("-Z",))._figures(result)["cpu_s_per_gb"], 0.1)
 
     def test_files_are_sent_where_there_is_time_to_lift_and_a_disk(self):
-        for paths, lab, expected in (("tcp,shm", False, {"iperf3_128K_Z", "iperf3_128K_F"}),
+        for paths, lab, expected in (("tcp,shm", False, {"iperf3_128K_Z", "iperf3_128K_F", "download_256m"}),
                                      ("tcp,shm,rdma", True, {"iperf3_128K_Z"})):
             options = compare.parse_arguments(["--paths", paths, "--build-dir", "/nowhere"])
             keys = [load.key for load in compare.Plan(options, lab).loads]
-            self.assertEqual({key for key in keys if key[-2:] in ("_Z", "_F")}, expected)
+            self.assertEqual({key for key in keys if key[-2:] in ("_Z", "_F") or "download" in key}, expected)
             self.assertEqual(len(keys), len(set(keys)))
+
+
+class DownloadTest(unittest.TestCase):
+    def test_the_rate_is_of_all_bytes_in_all_of_their_time(self):
+        load = workloads.Download(2, 1000)
+        self.assertEqual(load._rates(["1000 0.5", "1000 1.5"], 2e-6), {"gbit_per_s": 8e-6, "cpu_s_per_gb": 1.0})
+        for bad in (["1000 0.5", "999 0.5"], ["1000 0.5"], ["1000 0.5", ""], ["1000 0", "1000 0"], ["", ""], ["x y", "1 1"]):
+            with self.subTest(bad=bad), self.assertRaises(runner.RunError):
+                load._rates(bad, 1)
+
+    def proof(self, text):
+        return workloads.Download._proof(text, 1, {"curl 1": 3, "curl 2": 4}, runner.Variant.shim("/lib", "shm"))
+
+    def test_the_worker_and_every_curl_must_be_lifted(self):
+        master = line(1, shm=0, streams=0, sent={"tcp": 0})
+        self.assertTrue(self.proof(master + line(2) + line(3) + line(4)).ok)
+        self.assertIn("the nginx went", self.proof(master + line(2, shm=0) + line(3) + line(4)).text())
+        self.assertIn("the nginx went", self.proof(master + line(3) + line(4)).text())
+        self.assertIn("the curl 2 went", self.proof(master + line(2) + line(3) + line(4, shm=0)).text())
+        self.assertIn("no summary from the curl 1", self.proof(master + line(2) + line(4)).text())
+
+    def test_nginx_and_curl_give_figures(self):
+        if not shutil.which(service_programs.NGINX) or not shutil.which("curl"):
+            self.skipTest("nginx or curl is not installed")
+        addresses = ["127.0.0.1"]
+        with contextlib.suppress(OSError):  # no IPv6 here
+            runner.free_port("::1")
+            addresses.append("::1")
+        for address in addresses:
+            with self.subTest(address=address), runner.Runner(address) as run:
+                figures, proof = workloads.Download(2, 1 << 20).run(run, runner.Variant.plain())
+                self.assertGreater(figures["gbit_per_s"], 0)
+                self.assertGreater(figures["cpu_s_per_gb"], 0)
+                self.assertIsNone(proof)
+                self.assertEqual(run._live, [])
 
 
 class NeighboursTest(unittest.TestCase):

@@ -84,12 +84,16 @@ http {{
 """
 
 
+def in_url(address):
+    return f"[{address}]" if ":" in address else address
+
+
 def start_nginx(run, variant, size):
     """It serves /SIZE, a file of so many bytes."""
     port, folder = run.free_port(), tempfile.mkdtemp(dir=run.folder)
     run.file(size)
     with open(os.path.join(folder, "nginx.conf"), "w", encoding="utf-8") as file:
-        file.write(NGINX_CONFIG.format(folder=folder, files=run.files, address=run.address, port=port,
+        file.write(NGINX_CONFIG.format(folder=folder, files=run.files, address=in_url(run.address), port=port,
                                        user="user root;" if os.geteuid() == 0 else ""))
     return served(run, variant, [NGINX, "-e", os.path.join(folder, "error.log"), "-c", os.path.join(folder, "nginx.conf")],
                    port, folder)
