@@ -87,7 +87,8 @@ class Iperf3(Workload):
             end = report["end"]
             received = end["sum_received"]
             cpu = end["cpu_utilization_percent"]
-            # Shares of the time since each began to wait for the other. A file is sent in not much more than that wait.
+            # Shares of the time since each began to wait for the other, which says little where a file is sent in not much
+            # more than that. Then it is all of the processes' own time, some 10 ms of starting included.
             cpu_seconds = result.cpu_seconds if "-F" in self.flags else \
                 (cpu["host_total"] + cpu["remote_total"]) / 100 * received["seconds"]
             rate = received["bits_per_second"] / 1e9
