@@ -66,10 +66,17 @@ class Plan:
         bench = os.path.join(options.build_dir, "bench")
         # iperf3 counts in whole seconds.
         iperf_s, own_s = (1, 0.3) if options.quick else (3, 1.5)
+        downloads = 3 if options.quick else 8
         # A first lift over RDMA loads rdma-core and opens the device.
         warmup = workloads.RDMA_WARMUP if rdma else 0
         self.rdma = rdma
         self.loads = [workloads.Iperf3(block, iperf_s, warmup) for block in BLOCKS]
+        self.loads.append(workloads.Iperf3(BLOCKS[0], iperf_s, warmup, ("-Z",)))
+        if rdma:
+            self.loads.append(workloads.one_way(bench, 131072, "128 KiB", own_s, warmup))
+        else:
+            # Not with rdma: they would be over before a first lift there is done, and the lab's guests have no disk.
+            self.loads += [workloads.Iperf3(BLOCKS[0], iperf_s, flags=("-F",)), workloads.Download(downloads)]
         self.loads += [workloads.round_trip(bench, size, label, own_s, warmup=warmup) for size, label in SIZES]
         self.loads += [workloads.one_way(bench, size, label, own_s, warmup) for size, label in SIZES]
         paths = [path for path in options.path_list[1:] if rdma or path != "rdma"]
@@ -77,7 +84,6 @@ class Plan:
         self.raw = {}
         if rdma:
             self.variants += filter(None, [runner.Variant.rspreload(), runner.Variant("verbs", other=True)])
-            self.loads.insert(len(BLOCKS), workloads.one_way(bench, 131072, "128 KiB", own_s, warmup))
             self.raw = {f"rtt_{size}": verbs.PingPong(size, label, own_s) for size, label in SIZES}
             self.raw[f"iperf3_{BLOCKS[0]}"] = verbs.WriteBandwidth(65536, "64 KiB", iperf_s)
 
@@ -120,7 +126,7 @@ def measure(options, plan, run):
 
 
 def figures_of(load, rdma):
-    if isinstance(load, workloads.Iperf3):
+    if isinstance(load, (workloads.Iperf3, workloads.Download)):
         return ["gbit_per_s", "cpu_s_per_gb"]
     if load.key.startswith("rtt"):
         # Raw verbs tell a mean only.
@@ -168,7 +174,9 @@ def make_panels(plan, results):
     def values(load, name):
         return {v.name: median(results[load.key], v, name) for v in plan.variants}
 
-    iperf = [load for load in loads if isinstance(load, workloads.Iperf3)]
+    # Under titles that say iperf3.
+    bulk = [(load.title.removeprefix("iperf3 "), load) for load in loads if isinstance(load, workloads.Iperf3)]
+    bulk += [("nginx, curl", load) for load in loads if isinstance(load, workloads.Download)]
     round_trips = [load for load in loads if load.key.startswith("rtt")]
     streams = [load for load in loads if load.key.startswith("stream")]
 
@@ -179,10 +187,10 @@ def make_panels(plan, results):
         return name.split("_")[0]
 
     return [
-        plot.Panel("iperf3 throughput (higher is better)", "Gbit/s", True,
-                   [(load.title, values(load, "gbit_per_s")) for load in iperf]),
-        plot.Panel("iperf3 CPU time, both sides (lower is better)", "s per GB", True,
-                   [(load.title, values(load, "cpu_s_per_gb")) for load in iperf]),
+        plot.Panel("iperf3 and nginx: throughput (higher is better)", "Gbit/s", True,
+                   [(label, values(load, "gbit_per_s")) for label, load in bulk]),
+        plot.Panel("iperf3 and nginx: CPU time, both sides (lower is better)", "s per GB", True,
+                   [(label, values(load, "cpu_s_per_gb")) for label, load in bulk]),
         plot.Panel("round trip (lower is better)", "us", True,
                    [(f"{short(load)} {part(name)}", values(load, name))
                     for load in round_trips for name in (("mean_us",) if plan.rdma else ("p50_us", "p99_us"))]),

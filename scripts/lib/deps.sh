@@ -21,7 +21,7 @@ declare -gA RSOCK_PACKAGES=(
   # What tests look at from outside: system calls, bytes on the wire, sockets and namespaces.
   [observe]="strace tcpdump iproute2 lsof"
   # What the measuring scripts need beyond a build.
-  [measure]="python3 iperf3 gnuplot-nox"
+  [measure]="python3 iperf3 nginx-light curl gnuplot-nox"
   # Guests with a real RDMA stack (scripts/lab), and the programs that are run in them. The guests' kernel is not
   # installed: the lab unpacks it in the build folder. Not rdma-core: of all its daemons and udev rules a lab needs none.
   [lab]="python3 qemu-system-x86 busybox-static kmod cpio iproute2 ibverbs-utils ibverbs-providers rdmacm-utils librdmacm1 perftest iperf3"

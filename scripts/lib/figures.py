@@ -80,6 +80,8 @@ def make(options):
         return Single(key, f"bare ring, {test}", own_s + 1, argv, keep)
 
     iperf = workloads.Iperf3("128K", iperf_s)
+    by_sendfile = workloads.Iperf3("128K", iperf_s, flags=("-Z",))
+    download = workloads.Download(3 if options.quick else 8)
     ping = workloads.round_trip(bench, 64, "64 B", own_s)
     one_way = workloads.one_way(bench, 64, "64 B", own_s)
     copy = ring("copy", "ring_copy", ("gbit_per_s",))
@@ -96,6 +98,10 @@ def make(options):
     result = [
         Figure("iperf3_vs_tcp", "iperf3 128 KiB blocks, against TCP", 4, "x",
                [(iperf, plain), (iperf, shm)], ratio("gbit_per_s")),
+        Figure("iperf3_zero_copy", "iperf3 -Z over shm, against iperf3 without it over shm", 1.15, "x",
+               [(iperf, shm), (by_sendfile, shm)], ratio("gbit_per_s")),
+        Figure("download_256m", "download of 256 MiB from nginx by curl, against TCP", 2.5, "x",
+               [(download, plain), (download, shm)], ratio("gbit_per_s")),
         Figure("iperf3_vs_ring", "iperf3 128 KiB blocks, against a bare ring", 0.85, "x",
                [(copy, plain), (iperf, shm)], ratio("gbit_per_s")),
         Figure("rtt_spin_vs_tcp", "round trip 64 B, spinning, against TCP", 35, "x",

@@ -12,39 +12,16 @@ import re
 import shutil
 import signal
 import subprocess
-import tempfile
 import time
 
 import runner
 import summary
 import workloads
 from figures import Figure, ratio
-from service_programs import AS_POSTGRES, INITDB, NGINX, POSTGRES, make_postgres_folder
+from servers import cpu_seconds, served, start_nginx
+from service_programs import AS_POSTGRES, INITDB, POSTGRES, make_postgres_folder
 
 CLIENTS = (1, 10, 50, 200)
-TICKS = os.sysconf("SC_CLK_TCK")
-
-
-def _stat(pid):
-    """(parent, ticks of its own, ticks of its children that are gone) from proc(5), or None."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            words = file.read().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return int(words[1]), int(words[11]) + int(words[12]), int(words[13]) + int(words[14])
-
-
-def cpu_seconds(root):
-    """Of a process and all that came from it."""
-    stats = {int(entry): _stat(entry) for entry in os.listdir("/proc") if entry.isdigit()}
-    stats = {pid: stat for pid, stat in stats.items() if stat}
-    total, family = 0, [root]
-    for pid in family:
-        if pid in stats:
-            total += stats[pid][1] + stats[pid][2]
-        family += [child for child, stat in stats.items() if stat[0] == pid]
-    return total / TICKS
 
 
 class Service(workloads.Workload):
@@ -77,30 +54,12 @@ class Service(workloads.Workload):
         return figures, proof
 
 
-@contextlib.contextmanager
-def _served(run, variant, argv, port, folder=None, library=None, how=signal.SIGTERM):
-    folder = folder or tempfile.mkdtemp(dir=run.folder)
-    summaries = os.path.join(folder, f"summary-{time.monotonic_ns()}")
-    environment = runner.environment(variant, summaries)
-    if library and "LD_PRELOAD" in environment:
-        environment["LD_PRELOAD"] = library
-    server = run.start(argv, environment, "server")
-    try:
-        run.wait_for_port(server, port)
-        yield server, port, environment, summaries
-    finally:
-        server.send_signal(how)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            server.wait(timeout=10)
-        run.stop(server)
-
-
 # ---- redis ------------------------------------------------------------------------------------------------
 
 def _start_redis(run, variant):
     port = run.free_port()
-    return _served(run, variant, ["redis-server", "--port", str(port), "--bind", run.address, "--save", "",
-                                  "--appendonly", "no", "--dir", run.folder], port)
+    return served(run, variant, ["redis-server", "--port", str(port), "--bind", run.address, "--save", "",
+                                 "--appendonly", "no", "--dir", run.folder], port)
 
 
 def _redis_rates(out):
@@ -121,34 +80,6 @@ def redis(clients, seconds):
 
 # ---- nginx ------------------------------------------------------------------------------------------------
 
-NGINX_CONFIG = """
-daemon off;
-pid {folder}/nginx.pid;
-worker_processes 1;
-env LD_PRELOAD; env RSOCK_PATH; env RSOCK_SUMMARY; env RSOCK_SPIN_US;
-{user}
-events {{ worker_connections 1024; }}
-http {{
-  access_log off; sendfile on; keepalive_requests 100000000;
-  client_body_temp_path {folder}/b; proxy_temp_path {folder}/p; fastcgi_temp_path {folder}/f;
-  uwsgi_temp_path {folder}/u; scgi_temp_path {folder}/s;
-  server {{ listen {address}:{port}; root {folder}; }}
-}}
-"""
-
-
-def _start_nginx(run, variant):
-    port, folder = run.free_port(), tempfile.mkdtemp(dir=run.folder)
-    for name, size in (("1k", 1 << 10), ("1m", 1 << 20)):
-        with open(os.path.join(folder, name), "wb") as file:
-            file.write(os.urandom(size))
-    with open(os.path.join(folder, "nginx.conf"), "w", encoding="utf-8") as file:
-        file.write(NGINX_CONFIG.format(folder=folder, address=run.address, port=port,
-                                       user="user root;" if os.geteuid() == 0 else ""))
-    return _served(run, variant, [NGINX, "-e", os.path.join(folder, "error.log"), "-c", os.path.join(folder, "nginx.conf")],
-                   port, folder)
-
-
 def _wrk_rates(out):
     found = re.search(r"Requests/sec:\s+([0-9.]+)", out)
     if not found or "Socket errors" in out or "Non-2xx" in out:
@@ -156,10 +87,11 @@ def _wrk_rates(out):
     return {"requests_per_s": float(found[1])}
 
 
-def nginx(name, label, clients, seconds):
-    return Service(f"nginx_{name}_{clients}", f"nginx, wrk, {label}, {clients} clients", seconds, _start_nginx,
+def nginx(name, size, label, clients, seconds):
+    return Service(f"nginx_{name}_{clients}", f"nginx, wrk, {label}, {clients} clients", seconds,
+                   lambda run, variant: start_nginx(run, variant, size),
                    lambda port: ["wrk", "-t", "1", "-c", str(clients), "-d", f"{max(1, round(seconds))}s",
-                                 f"http://127.0.0.1:{port}/{name}"], _wrk_rates)
+                                 f"http://127.0.0.1:{port}/{size}"], _wrk_rates)
 
 
 # ---- PostgreSQL ---------------------------------------------------------------------------------------------
@@ -203,7 +135,7 @@ def _start_postgres(run, variant):
         shutil.copy(variant.env["LD_PRELOAD"], library)
     argv = [*AS_POSTGRES, f"{POSTGRES}/postgres", "-D", os.path.join(folder, "data"), "-p", str(port)]
     # SIGINT: "fast" shutdown, as pg_ctl does.
-    with _served(run, variant, argv, port, folder, library, signal.SIGINT) as started:
+    with served(run, variant, argv, port, folder, library, signal.SIGINT) as started:
         pidfile = os.path.join(folder, "data", "postmaster.pid")
         limit = time.monotonic() + 20
         while time.monotonic() < limit and runner.read(pidfile).split()[-1:] != ["ready"]:
@@ -320,10 +252,10 @@ def make(options):
     for n in CLIENTS:
         add(f"pgbench_{n}", f"pgbench -S, {n} clients", pgbench(n, seconds), 1.2 if n == 10 else 1)
     for n in CLIENTS:
-        add(f"nginx_1k_{n}", f"nginx, wrk, 1 KiB keep-alive, {n} clients", nginx("1k", "1 KiB", n, seconds),
+        add(f"nginx_1k_{n}", f"nginx, wrk, 1 KiB keep-alive, {n} clients", nginx("1k", 1 << 10, "1 KiB", n, seconds),
             1.3 if n == 50 else 1)
     for n in CLIENTS:
-        add(f"nginx_1m_{n}", f"nginx, wrk, 1 MiB, {n} clients", nginx("1m", "1 MiB", n, seconds), 2 if n == 10 else 1)
+        add(f"nginx_1m_{n}", f"nginx, wrk, 1 MiB, {n} clients", nginx("1m", 1 << 20, "1 MiB", n, seconds), 2 if n == 10 else 1)
     idle = Idle("idle", "50 silent streams to redis", 5)
     result.append(Figure("service_idle_cpu", "redis and 50 lifted streams, all silent: CPU, both ends", 0, "ms/s",
                          [(idle, plain), (idle, shm)], lambda m: max(0, m[1]["cpu_ms_per_s"] - m[0]["cpu_ms_per_s"])))

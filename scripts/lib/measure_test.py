@@ -1,6 +1,7 @@
 """Tests of the measuring scripts: what counts as lifted, what a gain is, and that nothing is left."""
 
 import collections
+import contextlib
 import json
 import os
 import shutil
@@ -20,6 +21,8 @@ import observe
 import plot
 import report
 import runner
+import servers
+import service_programs
 import summary
 import verbs
 import workloads
@@ -141,6 +144,77 @@ class ReportTest(unittest.TestCase):
                 workloads.Iperf3("128K", 2)._figures(runner.Result(bad, "", PIDS, ""))
 
 
+    def test_iperf3_gets_its_flags_and_a_file(self):
+        class Run:
+            address = "127.0.0.1"
+
+            def free_port(self):
+                return 7
+
+            def file(self, size):
+                return f"/files/{size}"
+
+            def pair(self, variant, server, client, seconds):
+                self.server, self.client = server(None)[0], client(7)
+
+        load, run = workloads.Iperf3("128K", 3, flags=("-Z", "-F")), Run()
+        self.assertEqual((load.key, load.title), ("iperf3_128K_Z_F", "iperf3 -l 128K -Z -F"))
+        load._run(run, runner.Variant.plain())
+        self.assertEqual(run.client[-3:], ["-Z", "-F", f"/files/{workloads.FILE_BYTES}"])
+        self.assertNotIn("-Z", run.server)
+
+    def test_cpu_time_of_a_file_is_counted_from_outside(self):
+        text = json.dumps({"end": {
+            "sum_received": {"bytes": 1e9, "seconds": 0.1, "bits_per_second": 8e10},
+            "cpu_utilization_percent": {"host_total": 60.0, "remote_total": 40.0}}})
+        result = runner.Result(text, "", PIDS, "", cpu_seconds=0.25)
+        self.assertEqual(workloads.Iperf3("128K", 2, flags=("-F",))._figures(result)["cpu_s_per_gb"], 0.25)
+        self.assertEqual(workloads.Iperf3("128K", 2, flags=("-Z",))._figures(result)["cpu_s_per_gb"], 0.1)
+
+    def test_files_are_sent_where_there_is_time_to_lift_and_a_disk(self):
+        for paths, lab, expected in (("tcp,shm", False, {"iperf3_128K_Z", "iperf3_128K_F", "download_256m"}),
+                                     ("tcp,shm,rdma", True, {"iperf3_128K_Z"})):
+            options = compare.parse_arguments(["--paths", paths, "--build-dir", "/nowhere"])
+            keys = [load.key for load in compare.Plan(options, lab).loads]
+            self.assertEqual({key for key in keys if key[-2:] in ("_Z", "_F") or "download" in key}, expected)
+            self.assertEqual(len(keys), len(set(keys)))
+
+
+class DownloadTest(unittest.TestCase):
+    def test_the_rate_is_of_all_bytes_in_all_of_their_time(self):
+        load = workloads.Download(2, 1000)
+        self.assertEqual(load._rates(["1000 0.5", "1000 1.5"], 2e-6), {"gbit_per_s": 8e-6, "cpu_s_per_gb": 1.0})
+        for bad in (["1000 0.5", "999 0.5"], ["1000 0.5"], ["1000 0.5", ""], ["1000 0", "1000 0"], ["", ""], ["x y", "1 1"]):
+            with self.subTest(bad=bad), self.assertRaises(runner.RunError):
+                load._rates(bad, 1)
+
+    def proof(self, text):
+        return workloads.Download._proof(text, 1, {"curl 1": 3, "curl 2": 4}, runner.Variant.shim("/lib", "shm"))
+
+    def test_the_worker_and_every_curl_must_be_lifted(self):
+        master = line(1, shm=0, streams=0, sent={"tcp": 0})
+        self.assertTrue(self.proof(master + line(2) + line(3) + line(4)).ok)
+        self.assertIn("the nginx went", self.proof(master + line(2, shm=0) + line(3) + line(4)).text())
+        self.assertIn("the nginx went", self.proof(master + line(3) + line(4)).text())
+        self.assertIn("the curl 2 went", self.proof(master + line(2) + line(3) + line(4, shm=0)).text())
+        self.assertIn("no summary from the curl 1", self.proof(master + line(2) + line(4)).text())
+
+    def test_nginx_and_curl_give_figures(self):
+        if not shutil.which(service_programs.NGINX) or not shutil.which("curl"):
+            self.skipTest("nginx or curl is not installed")
+        addresses = ["127.0.0.1"]
+        with contextlib.suppress(OSError):  # no IPv6 here
+            runner.free_port("::1")
+            addresses.append("::1")
+        for address in addresses:
+            with self.subTest(address=address), runner.Runner(address) as run:
+                figures, proof = workloads.Download(2, 1 << 20).run(run, runner.Variant.plain())
+                self.assertGreater(figures["gbit_per_s"], 0)
+                self.assertGreater(figures["cpu_s_per_gb"], 0)
+                self.assertIsNone(proof)
+                self.assertEqual(run._live, [])
+
+
 class NeighboursTest(unittest.TestCase):
     def test_our_own_work_is_not_a_neighbour_s(self):
         neighbours = report.Neighbours()
@@ -161,6 +235,24 @@ class NeighboursTest(unittest.TestCase):
         finally:
             busy.kill()
             busy.wait()
+
+
+class ServersTest(unittest.TestCase):
+    def test_less_than_a_tick_of_cpu_time_counts(self):
+        before, began = servers.cpu_seconds(os.getpid()), time.process_time()
+        while time.process_time() < began + 0.002:
+            pass
+        self.assertGreaterEqual(servers.cpu_seconds(os.getpid()), before + 0.002)
+
+    def test_cpu_time_of_a_child_counts_while_it_lives(self):
+        code = ("import sys, time\nwhile time.process_time() < 0.1: pass\n"
+                "print('done', flush=True)\nsys.stdin.read()")
+        before = servers.cpu_seconds(os.getpid())
+        with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+            child.stdout.readline()
+            self.assertGreaterEqual(servers.cpu_seconds(os.getpid()), before + 0.1)
+            child.stdin.close()
+        self.assertEqual(servers.cpu_seconds(child.pid), 0)
 
 
 class FigureTest(unittest.TestCase):
@@ -189,6 +281,14 @@ class FigureTest(unittest.TestCase):
 
     def test_nothing_measured_is_not_met(self):
         self.assertIsNot(self.verdict([[10], []]).met, True)
+
+
+    def test_zero_copy_is_judged_against_the_same_path_without(self):
+        made = {f.key: f for f in figures.make(bench.parse_arguments(["--build-dir", "/nowhere"]))}
+        one = made["iperf3_zero_copy"]
+        self.assertEqual([(load.key, v.name) for load, v in one.needs], [("iperf3_128K", "shm"), ("iperf3_128K_Z", "shm")])
+        self.assertIs(one.met(one.value([{"gbit_per_s": 100}, {"gbit_per_s": 115}])), True)
+        self.assertIs(one.met(one.value([{"gbit_per_s": 100}, {"gbit_per_s": 114}])), False)
 
 
 class RdmaTest(unittest.TestCase):
@@ -265,6 +365,14 @@ class RunnerTest(unittest.TestCase):
         self.assertEqual((shim["LD_PRELOAD"], shim["RSOCK_PATH"], shim["RSOCK_SUMMARY"],
                           shim["RSOCK_LOG"]), ("/lib", "shm", "/s", "debug"))
 
+    def test_cpu_time_of_a_pair_is_told(self):
+        burn = "import time\nwhile time.process_time() < 0.1: pass"
+        with runner.Runner() as run:
+            result = run.pair(runner.Variant.plain(),
+                              lambda f: (["sh", "-c", f"echo 7 >{f}; exec '{sys.executable}' -c '{burn}'"], None),
+                              lambda port: [sys.executable, "-c", burn], 5)
+        self.assertGreaterEqual(result.cpu_seconds, 0.2)
+
     def test_a_server_that_dies_and_a_client_that_fails_are_named(self):
         with runner.Runner() as run:
             plain = runner.Variant.plain()
@@ -276,6 +384,25 @@ class RunnerTest(unittest.TestCase):
             with self.assertRaisesRegex(runner.RunError, "client ended with SIGSEGV"):
                 run.pair(plain, server, lambda port: ["sh", "-c", "kill -SEGV $$"], 1)
             self.assertEqual(run._live, [])
+
+    def test_a_file_to_send_is_made_once_on_disk_and_removed(self):
+        with runner.Runner() as run:
+            path = run.file((1 << 20) + 5)
+            made = os.stat(path)
+            self.assertEqual(made.st_size, (1 << 20) + 5)
+            self.assertEqual(os.stat(run.file((1 << 20) + 5)).st_mtime_ns, made.st_mtime_ns)
+            self.assertNotEqual(run.file(3), path)
+        self.assertFalse(os.path.exists(path))
+
+    def test_a_file_is_not_put_into_memory_where_there_is_a_disk(self):
+        if runner.filesystem("/dev/shm") != "tmpfs" or runner.filesystem("/var/tmp") == "tmpfs":
+            self.skipTest("no tmpfs here, or nothing else")
+        usual, runner.tempfile.tempdir = runner.tempfile.tempdir, "/dev/shm"
+        try:
+            with runner.Runner() as run:
+                self.assertNotEqual(runner.filesystem(run.file(1)), "tmpfs")
+        finally:
+            runner.tempfile.tempdir = usual
 
     def leaves_nothing_after(self, number):
         code = ("import runner\n"

@@ -8,6 +8,7 @@ import ctypes
 import glob
 import json
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -50,14 +51,17 @@ class Variant:
 
 
 class Result:
-    """What a server and its client left: output, pids, and the summary file's text (or texts, by role)."""
+    """What a server and its client left: output, pids, and the summary file's text (or texts, by role); where they ran
+    here, the CPU time of both from start to end.
+    """
 
-    def __init__(self, client_out, server_out, pids, summary_text, observed=None):
+    def __init__(self, client_out, server_out, pids, summary_text, observed=None, cpu_seconds=None):
         self.client_out = client_out
         self.server_out = server_out
         self.pids = pids
         self.summary_text = summary_text
         self.observed = observed
+        self.cpu_seconds = cpu_seconds
 
     def client_json(self):
         try:
@@ -86,6 +90,12 @@ def environment(variant, summary):
     return env
 
 
+def ended_seconds():
+    """CPU time of all our processes that have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
 def free_port(address):
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -112,12 +122,15 @@ class Runner:
     def __init__(self, address="127.0.0.1"):
         self.address = address
         self.folder = None
+        self.files = None  # a folder within it, of what file() made
         self._live = []
         self._count = 0
         self._old_handler = None
 
     def __enter__(self):
-        self.folder = tempfile.mkdtemp(prefix="rsock-measure-")
+        self.folder = tempfile.mkdtemp(prefix="rsock-measure-", dir=_folder_on_disk())
+        self.files = os.path.join(self.folder, "files")
+        os.mkdir(self.files)
         # SIGTERM ends us as ^C does: through the `with` block's exit.
         self._old_handler = signal.signal(signal.SIGTERM, _raise_interrupt)
         return self
@@ -137,6 +150,20 @@ class Runner:
     def free_port(self):
         return free_port(self.address)
 
+    def file(self, size):
+        """The path of a file of so many bytes, named after that number, for programs that send files. Made once, on a
+        real file system, and written back before anybody measures.
+        """
+        path = os.path.join(self.files, str(size))
+        if not os.path.exists(path):
+            block = os.urandom(1 << 20)
+            with open(path, "wb") as file:
+                for offset in range(0, size, len(block)):
+                    file.write(block[:size - offset])
+                file.flush()
+                os.fsync(file.fileno())
+        return path
+
     def pair(self, variant, server, client, seconds):
         """Runs a server and a client to their ends and returns a Result.
 
@@ -149,6 +176,7 @@ class Runner:
         env = environment(variant, summary)
         limit = time.monotonic() + seconds + 20
         server_argv, port = server(port_file)
+        before = ended_seconds()
         server_process = self._start(server_argv, env, base + ".server")
         try:
             port = self._wait_for_port(server_process, port, port_file)
@@ -163,7 +191,7 @@ class Runner:
         finally:
             self._stop(server_process)
         pids = {"server": server_process.pid, "client": client_process.pid}
-        return Result(client_out, server_out, pids, read(summary))
+        return Result(client_out, server_out, pids, read(summary), cpu_seconds=ended_seconds() - before)
 
     def single(self, variant, argv, seconds):
         """Runs one program to its end and returns the JSON it prints."""
@@ -248,6 +276,25 @@ class Runner:
                 process.wait()
         if process in self._live:
             self._live.remove(process)
+
+
+def filesystem(path):
+    """The kind of the file system that a path is on ("ext4"), or "" where the kernel's list does not tell."""
+    device = os.stat(path).st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    for line in read("/proc/self/mountinfo").splitlines():
+        if line.split()[2] == number:
+            return line.partition(" - ")[2].split()[0]
+    return ""
+
+
+def _folder_on_disk():
+    """The usual one, unless that is memory only: what is sent from files there is not what users send."""
+    usual = tempfile.gettempdir()
+    for folder in (usual, "/var/tmp"):
+        if os.access(folder, os.W_OK) and filesystem(folder) != "tmpfs":
+            return folder
+    return usual
 
 
 def _in_child():

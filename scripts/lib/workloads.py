@@ -4,8 +4,10 @@ A figure is a plain number under a fixed name. Names, units and which way is bet
 """
 
 import os
+import time
 
 import runner
+import servers
 import summary
 
 # name: (unit, better)
@@ -18,6 +20,8 @@ FIGURES = {
     "messages_per_s": ("1/s", "higher"),
     "connections_per_s": ("1/s", "higher"),
 }
+
+FILE_BYTES = 256 << 20  # of what is sent from a file
 
 RDMA_WARMUP = 4  # seconds: emulated, a process's first lift takes one to three
 
@@ -51,11 +55,16 @@ class Workload:
 
 
 class Iperf3(Workload):
-    """One stream, client to server. The receiver's rate; the CPU time of both processes."""
+    """One stream, client to server. The receiver's rate; the CPU time of both processes.
 
-    def __init__(self, block, seconds, warmup=0):
-        super().__init__(f"iperf3_{block}", f"iperf3 -l {block}", seconds, warmup)
+    flags: "-Z" sends by sendfile(2); "-F" sends what it reads from a file, and is over where that ends.
+    """
+
+    def __init__(self, block, seconds, warmup=0, flags=()):
+        super().__init__("_".join([f"iperf3_{block}", *(flag.strip("-") for flag in flags)]),
+                         " ".join([f"iperf3 -l {block}", *flags]), seconds, warmup)
         self.block = block
+        self.flags = flags
 
     def _run(self, run, variant):
         port = run.free_port()
@@ -63,6 +72,8 @@ class Iperf3(Workload):
         client = ["iperf3", "-c", run.address, "-p", str(port), "-l", self.block,
                   "-t", str(max(1, round(self.seconds))), "-J"]
         client += ["-O", str(self.warmup)] if self.warmup else []
+        for flag in self.flags:
+            client += [flag, run.file(FILE_BYTES)] if flag == "-F" else [flag]
         return run.pair(variant, lambda _: (server, port), lambda _: client, self.warmup + self.seconds)
 
     def _measured(self, result):
@@ -76,7 +87,10 @@ class Iperf3(Workload):
             end = report["end"]
             received = end["sum_received"]
             cpu = end["cpu_utilization_percent"]
-            cpu_seconds = (cpu["host_total"] + cpu["remote_total"]) / 100 * received["seconds"]
+            # Shares of the time since each began to wait for the other, which says little where a file is sent in not much
+            # more than that. Then it is all of the processes' own time, some 10 ms of starting included.
+            cpu_seconds = result.cpu_seconds if "-F" in self.flags else \
+                (cpu["host_total"] + cpu["remote_total"]) / 100 * received["seconds"]
             rate = received["bits_per_second"] / 1e9
             gigabytes = received["bytes"] / 1e9
         except (KeyError, TypeError):
@@ -84,6 +98,47 @@ class Iperf3(Workload):
         if gigabytes <= 0:
             raise runner.RunError("iperf3 moved no bytes")
         return {"gbit_per_s": rate, "cpu_s_per_gb": cpu_seconds / gigabytes}
+
+
+class Download(Workload):
+    """A file from nginx, which sends it by sendfile(2), to /dev/null by curl, several times, each by a curl and a connection
+    of its own. The rate is curl's, from before it connects; the CPU time that of nginx and of all of every curl.
+    """
+
+    def __init__(self, count, size=FILE_BYTES):
+        super().__init__("download_256m", "download 256 MiB, nginx, curl", 0)
+        self.count = count
+        self.size = size
+
+    def run(self, run, variant):
+        told, pids = [], {}
+        with servers.start_nginx(run, variant, self.size) as (server, port, environment, summaries):
+            url = f"http://{servers.in_url(run.address)}:{port}/{self.size}"
+            argv = ["curl", "-q", "--noproxy", "*", "-sSf", "-o", "/dev/null", "-w", "%{size_download} %{time_total}", url]
+            before = servers.cpu_seconds(server.pid) + runner.ended_seconds()
+            for number in range(self.count):
+                client = run.start(argv, environment, "client")
+                told.append(run.finish(client, 60, "client"))
+                pids[f"curl {number + 1}"] = client.pid
+            time.sleep(0.2)  # what the server does behind the last one is its too
+            used = servers.cpu_seconds(server.pid) + runner.ended_seconds() - before
+        figures = self._rates(told, used)
+        return figures, self._proof(runner.read(summaries), server.pid, pids, variant) if variant.lifts_to else None
+
+    def _rates(self, told, used):
+        try:
+            size, seconds = (sum(map(float, column)) for column in zip(*(text.split() for text in told)))
+        except ValueError:
+            raise runner.RunError("curl told " + runner.tail(" ".join(told))) from None
+        if size != self.size * self.count or seconds <= 0:
+            raise runner.RunError(f"curl got {size:.0f} bytes of {self.size * self.count} in {seconds} s")
+        return {"gbit_per_s": size * 8 / seconds / 1e9, "cpu_s_per_gb": used / (size / 1e9)}
+
+    @staticmethod
+    def _proof(text, master, pids, variant):
+        """Every curl must have lifted, and nginx: its one worker, or, where that told nothing, its master, which did not."""
+        workers = [pid for pid, entry in summary.parse(text).items() if pid not in pids.values() and entry.get("streams")]
+        return summary.prove(text, {"nginx": max(workers, default=master), **pids}, variant.lifts_to)
 
 
 class OwnPair(Workload):
