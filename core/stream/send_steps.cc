@@ -54,7 +54,7 @@ long wait_for_room_locked(Stream& s, Stay& stay, Deadline deadline, const Handle
 /// By reference where the path can, else copied.
 size_t write_file_locked(Stream& s, transport::ByteSource& file, size_t limit) noexcept
     RSOCK_REQUIRES(s.tx.mutex) {
-  const size_t passed = g_file_locks.load(std::memory_order_relaxed)
+  const size_t passed = file.file() < 0 || g_file_locks.load(std::memory_order_relaxed)
                             ? 0
                             : s.channel->tx_pass(file.file(), file.offset(), limit);
   if (passed == 0) return s.channel->tx_fill(file, limit);

@@ -18,7 +18,8 @@ namespace {
 /// the direction is locked.
 class CachedFile final : public transport::ByteSource {
  public:
-  CachedFile(int fd, off_t at) noexcept : fd_(fd), at_(at) {}
+  CachedFile(int fd, off_t at, bool by_reference) noexcept
+      : fd_(fd), at_(at), by_reference_(by_reference) {}
 
   size_t gather(std::byte* to, size_t limit) noexcept override {
     if (done_) return 0;
@@ -36,23 +37,27 @@ class CachedFile final : public transport::ByteSource {
     done_ = got ? *got == 0 : got.error() != EAGAIN;  // not in memory: there is more
     return done_;
   }
-  int file() const noexcept override { return fd_; }
+  int file() const noexcept override { return by_reference_ ? fd_ : -1; }
   off_t offset() const noexcept override { return at_; }
   void skip(size_t n) noexcept override { at_ += static_cast<off_t>(n); }
 
  private:
   const int fd_;
   off_t at_;
+  const bool by_reference_;
   bool done_ = false;
 };
+
+/// So much at once is passed by reference, where the path can. A copy of less costs no more than
+/// the mapping and the two system calls, and the receiver is faster with it.
+constexpr size_t kByReference = 256 * 1024;
 
 /// The path may want a lane of its own for files (Channel::tx_offer_lane()). Asked for by whoever sends
 /// much; the message may be lost, so not once only.
 void want_lane(Stream& s, int in_fd, off_t at, size_t total) noexcept {
-  constexpr size_t kMuch = 64 * 1024;
   constexpr uint32_t kTries = 3;
   constexpr uint32_t kCallsBetween = 32;
-  if (total < kMuch || g_file_locks.load(std::memory_order_relaxed)) return;
+  if (total < kByReference || g_file_locks.load(std::memory_order_relaxed)) return;
   MutexLock lock(s.tx.mutex);
   if (s.tx.state != TxState::kRing || s.lane_calls >= kTries * kCallsBetween) return;
   if (s.lane_calls++ % kCallsBetween != 0) return;
@@ -69,7 +74,7 @@ void send_cached(Stream& s, Stay& stay, int in_fd, off_t at, size_t total, size_
                  long* error) noexcept {
   if (!s.tx.gate.managed() || s.tx.mutex.held_by_me()) return;
   want_lane(s, in_fd, at, total - *done);
-  CachedFile file(in_fd, at);
+  CachedFile file(in_fd, at, total >= kByReference);
   bool fin = false;
   const Step step = send_managed(s, stay, {.file = &file}, total, done, 0, error, &fin);
   // The stream fails, or takes no more: send() says it as it has to be said.

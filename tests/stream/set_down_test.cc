@@ -346,7 +346,7 @@ struct SentFile {
 
 /// Sends and reads pieces until some go by reference: the lane comes by way of the keeper.
 bool passes_by_reference(const Connection& c, const SentFile& file) {
-  constexpr size_t kPiece = 128 * 1024;
+  constexpr size_t kPiece = 256 * 1024;
   const auto& passed = FdTable::stream(c.left)->zero_copied;
   const uint64_t before = passed;
   for (int i = 0; i < 1000 && passed == before; ++i) {
@@ -366,10 +366,10 @@ TEST_F(SetDown, WhatWasPassedByReferenceIsReplayed) {
   const uint64_t passed = FdTable::stream(c.left)->zero_copied;
   ASSERT_EQ(file.send(c.left, 4321, 300'000), 300'000);
   ASSERT_EQ(do_send(c.left, "between", 7), 7);
-  ASSERT_EQ(file.send(c.left, 1'000'001, 200'000), 200'000);
+  ASSERT_EQ(file.send(c.left, 1'000'001, 300'000), 300'000);
   ASSERT_GT(FdTable::stream(c.left)->zero_copied, passed + 400'000);
   std::string expected =
-      file.bytes.substr(4321, 300'000) + "between" + file.bytes.substr(1'000'001, 200'000);
+      file.bytes.substr(4321, 300'000) + "between" + file.bytes.substr(1'000'001, 300'000);
   ASSERT_EQ(read_all(c.right, 1000), expected.substr(0, 1000));
   const pid_t child = fork_with_hooks();  // sets it down
   if (child == 0) _exit(0);
@@ -414,9 +414,9 @@ TEST_F(SetDown, AFileThatThePeerHasReadIsKeptNoLonger) {
     const std::string all(std::istreambuf_iterator<char>(maps), {});
     return all.find("/tmp/set_down_") != std::string::npos;
   };
-  ASSERT_EQ(file.send(c.left, 0, 200'000), 200'000);
+  ASSERT_EQ(file.send(c.left, 0, 300'000), 300'000);
   ASSERT_TRUE(is_kept());
-  EXPECT_EQ(read_all(c.right, 200'000), file.bytes.substr(0, 200'000));
+  EXPECT_EQ(read_all(c.right, 300'000), file.bytes.substr(0, 300'000));
   const uint64_t began = monotonic_ns();
   while (is_kept() && seconds_since(began) < 30) ::usleep(10'000);
   EXPECT_FALSE(is_kept());

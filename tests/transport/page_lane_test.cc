@@ -283,12 +283,15 @@ TEST_F(PageLane, TheEndOfAFileIsTheEnd) {
 }
 
 TEST_F(PageLane, ABadAddressTakesNothing) {
+  const test::FaultsRecovered faults;
   give_lane();
   ASSERT_EQ(a_.tx_pass(file_.fd(), 0, kLeast), kLeast);
-  void* const none = mmap(nullptr, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  EXPECT_EQ(read(b_, none, 100), Channel::kFault);
+  void* const none = mmap(nullptr, kLeast, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  EXPECT_EQ(read(b_, none, kLeast), Channel::kFault) << "into the program's memory";
+  EXPECT_EQ(read(b_, none, 100), Channel::kFault) << "by way of the ring";
+  EXPECT_EQ(read(b_, none, kLeast), Channel::kFault);
   EXPECT_EQ(read_string(kRing), file_.bytes().substr(0, kLeast));
-  munmap(none, 4096);
+  munmap(none, kLeast);
 }
 
 TEST_F(PageLane, LeavesNoMoreUnreadThanItHolds) {

@@ -235,6 +235,16 @@ size_t ShmChannel::read_pages(ring::IovCursor& to, size_t limit, bool* faulted) 
     return reader_.read_known(to, std::min({limit, part.in_ring, ring::release_piece(capacity())}));
   }
   if (part.in_lane == 0) return 0;
+  // A program that reads a few KiB at a time would pay a system call for each.
+  constexpr size_t kAhead = 128 * 1024;
+  if (limit < kAhead / 2 && part.in_lane > limit) {
+    const size_t n = std::min({part.in_lane, reader_.available(), kAhead});
+    if (!pages_.bring_in(reader_.head(), n, segment_.ring(1 - tx_index_), capacity())) {
+      reader_.fail();
+      return 0;
+    }
+    return reader_.read_known(to, std::min(limit, n));
+  }
   iovec pieces[kPieces];
   const size_t n = to.pieces(pieces, kPieces, std::min(limit, part.in_lane));
   if (n == 0) return 0;
