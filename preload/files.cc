@@ -4,7 +4,6 @@
 #include <cstdarg>
 #include <cstring>
 
-#include "core/base/raw_syscall.h"
 #include "preload/entry.h"
 
 namespace rsock::preload {
@@ -23,11 +22,10 @@ int leave_to_libc(const aiocb* request, bool writes) noexcept {
   return writes ? e : 0;
 }
 
-/// A pipe's end that can be read, or written.
-bool is_pipe(int fd, int wrong_mode) noexcept {
-  const long status = raw_syscall(SYS_fcntl, fd, F_GETFL);
-  return status >= 0 && (status & O_ACCMODE) != wrong_mode &&
-         raw_syscall(SYS_fcntl, fd, F_GETPIPE_SZ) >= 0;
+/// The `from` only receives.
+int pin_ends(int from, int to, const char* reason) noexcept {
+  (void)leave_to_libc(from, reason, false);
+  return leave_to_libc(to, reason);
 }
 
 /// fopen's modes: "r" without "+" only reads.
@@ -61,20 +59,8 @@ RSOCK_EXPORT ssize_t sendfile(int out, int in, off_t* offset, size_t count) noex
 
 RSOCK_EXPORT ssize_t splice(int in, off64_t* in_offset, int out, off64_t* out_offset, size_t n,
                             unsigned flags) {
-  constexpr unsigned kFlags = SPLICE_F_MOVE | SPLICE_F_NONBLOCK | SPLICE_F_MORE | SPLICE_F_GIFT;
-  Stream* const from = FdTable::stream(in);
-  Stream* const to = FdTable::stream(out);
-  // The kernel refuses all else, and moves nothing.
-  if ((from == nullptr) == (to == nullptr) || in_offset != nullptr || out_offset != nullptr ||
-      n == 0 || (flags & ~kFlags) != 0 ||
-      !(from != nullptr ? is_pipe(out, O_RDONLY) : is_pipe(in, O_WRONLY))) {
-    return real.splice(in, in_offset, out, out_offset, n, flags);
-  }
-  return at_point([=] {
-    auto kernel = in_kernel([=] { return real.splice(in, in_offset, out, out_offset, n, flags); });
-    return answer(from != nullptr ? stream::splice_out(*from, in, out, n, flags, kernel)
-                                  : stream::splice_in(*to, out, in, n, flags, kernel));
-  });
+  if (const int e = pin_ends(in, out, "splice"); e != 0) return answer(-e);
+  return real.splice(in, in_offset, out, out_offset, n, flags);
 }
 
 // The kernel takes pipes only and moves nothing otherwise, so these need no stream set down.

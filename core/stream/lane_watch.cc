@@ -65,10 +65,11 @@ void watch_lane(Stream& s) noexcept {
 
 uint64_t run_lane_timer(uint64_t now) noexcept {
   KeeperInside& in = inside();
-  if (!in.some_lanes.load(std::memory_order_acquire)) return kNever;
+  if (!in.some_lanes.load(std::memory_order_seq_cst)) return kNever;
   if (in.lanes_at == 0) in.lanes_at = now + kLookNs;
   if (now < in.lanes_at) return in.lanes_at;
-  in.some_lanes.store(false, std::memory_order_release);
+  // seq_cst, before the looks: who marks a stream after them finds it false, and calls.
+  in.some_lanes.exchange(false, std::memory_order_seq_cst);
   bool again = false;
   for (size_t i = 0; i < in.attached.size(); ++i) {
     Stream& s = *in.attached[i].stream;

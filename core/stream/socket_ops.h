@@ -112,10 +112,6 @@ long recv(Stream& s, int fd, const iovec* iov, size_t n, int flags, KernelCall k
 long send_zero_copy(Stream& s, int fd, const iovec* iov, size_t n, int flags, KernelCall kernel);
 /// MSG_ERRQUEUE, whatever else is asked for. `msg` null: recv or recvfrom.
 long recv_error_queue(Stream& s, int fd, msghdr* msg, int flags, KernelCall kernel);
-/// splice between a stream and a pipe: into the stream, and out of it. n > 0. Errors as splice(2);
-/// SIGPIPE is raised here.
-long splice_in(Stream& s, int fd, int pipe, size_t n, unsigned flags, KernelCall kernel);
-long splice_out(Stream& s, int fd, int pipe, size_t n, unsigned flags, KernelCall kernel);
 /// sendfile to a stream. `offset` null: use and move in_fd's own position.
 long sendfile(Stream& s, int fd, int in_fd, off_t* offset, size_t count, KernelCall kernel);
 long shutdown(Stream& s, int fd, int how, KernelCall kernel);

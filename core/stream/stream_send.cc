@@ -40,6 +40,7 @@ struct AfterSend {
 constexpr size_t kLargeSend = 256 * 1024;
 
 bool goes_by_hand(Stream& s, int fd, const iovec* iov, size_t n, int flags) noexcept {
+  if (s.tx.gate.managed()) return false;
   if (s.pinned.load(std::memory_order_relaxed)) return false;
   if (s.not_lifted.load(std::memory_order_relaxed) != nullptr &&
       !s.has_channel.load(std::memory_order_relaxed)) {
@@ -49,8 +50,13 @@ bool goes_by_hand(Stream& s, int fd, const iovec* iov, size_t n, int flags) noex
       iov_impossible(iov, n) || s.tx.mutex.held_by_me()) {
     return false;
   }
-  read_options(s, fd);  // known only once it is lifted
-  return may_wait(s, flags);
+  // Of the stream's own record: known only once it is lifted.
+  const auto status = os::fcntl(fd, F_GETFL);
+  timeval limit{};
+  socklen_t len = sizeof(limit);
+  return status && (*status & O_NONBLOCK) == 0 &&
+         os::getsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, &len) && limit.tv_sec == 0 &&
+         limit.tv_usec == 0;
 }
 
 /// One attempt in the kernel, on a number that is surely the stream's. Who may `wait` for room
@@ -65,7 +71,8 @@ long send_now(Stream& s, Stay& stay, const iovec* iov, size_t n, size_t skip, si
   if (s.closed.load(std::memory_order_relaxed)) return -EBADF;
   const auto sent =
       os::sendmsg(s.fd.load(std::memory_order_relaxed), &msg, flags | MSG_NOSIGNAL | MSG_DONTWAIT);
-  if (!sent && sent.error() == EAGAIN && wait) stay.note_locked();
+  // The gate is left before the next attempt.
+  if (wait && (sent ? *sent < limit : sent.error() == EAGAIN)) stay.note_locked();
   return sent ? static_cast<long>(*sent) : -value(sent.error());
 }
 

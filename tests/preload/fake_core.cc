@@ -118,14 +118,6 @@ long recv(Stream&, int fd, const iovec* iov, size_t n, int flags, KernelCall ker
   note("recv %d %zu %d", fd, n, flags);
   return behaviour().recv ? behaviour().recv(iov, n, flags) : kernel();
 }
-long splice_in(Stream&, int fd, int pipe, size_t n, unsigned, KernelCall) {
-  note("splice_in %d %d %zu", fd, pipe, n);
-  return static_cast<long>(n);
-}
-long splice_out(Stream&, int fd, int pipe, size_t n, unsigned, KernelCall) {
-  note("splice_out %d %d %zu", fd, pipe, n);
-  return static_cast<long>(n);
-}
 long sendfile(Stream&, int fd, int in, off_t*, size_t count, KernelCall kernel) {
   note("sendfile %d %d %zu", fd, in, count);
   return kernel();
