@@ -76,8 +76,6 @@ void remove_one(Stream& s, void*) noexcept {
   if (s.holders != nullptr) s.holders->count.fetch_sub(1, std::memory_order_acq_rel);
 }
 
-uint32_t own_key() noexcept { return static_cast<uint32_t>(os::getpid()); }
-
 /// 0: nobody beside the family ever held it.
 uint32_t note_of(const Stream& s) noexcept {
   return s.holders == nullptr ? s.note : s.holders->note.load(std::memory_order_acquire);
@@ -104,7 +102,7 @@ void add_holder_to_all(bool fresh_only) noexcept {
 void remove_holder_from_all() noexcept { for_each_stream(remove_one, nullptr); }
 
 void drop_holder(Stream& s, int fd) noexcept {
-  if (std::exchange(s.in_exec, false)) erase_carried(fd, Way::kExec, own_key());
+  if (std::exchange(s.in_exec, false)) erase_carried(fd, Way::kExec, exec_key());
   uint32_t note = std::exchange(s.note, 0);
   if (s.holders != nullptr) {
     // release pairs with sole_holder() in the other process: our last use of the stream is over.
@@ -144,12 +142,12 @@ static bool leave_notes_locked(Stream& s, int fd) noexcept RSOCK_REQUIRES(s.tx.m
     RSOCK_REQUIRES(s.rx.mutex) {
   if (s.channel) return false;
   // A process of another pid namespace may have this number too, and be about to exec.
-  if (read_carried(fd, Way::kExec, own_key())) return false;
+  if (read_carried(fd, Way::kExec, exec_key())) return false;
   const Carried carried{s.connected_here, s.tx.off_tcp, s.rx.off_tcp};
-  if (!write_carried(fd, Way::kExec, own_key(), carried)) return false;
+  if (!write_carried(fd, Way::kExec, exec_key(), carried)) return false;
   // A child that leaves others behind: they hear of what it does from now on by notes only.
   if (s.holders != nullptr && !write_note_locked(s, fd)) {
-    erase_carried(fd, Way::kExec, own_key());
+    erase_carried(fd, Way::kExec, exec_key());
     return false;
   }
   drop_holder(s, fd);
@@ -174,7 +172,7 @@ void come_back_from_exec(Stream& s) noexcept {
   const int fd = s.fd.load(std::memory_order_relaxed);
   if (!write_note_locked(s, fd)) return;  // the other one stays
   s.in_exec = false;
-  erase_carried(fd, Way::kExec, own_key());
+  erase_carried(fd, Way::kExec, exec_key());
 }
 
 void holder_in_child(Stream& s) noexcept { s.in_exec = false; }

@@ -15,10 +15,7 @@
 #include "core/stream/socket_ops.h"
 
 namespace rsock::stream {
-
 namespace {
-
-constexpr int kEstablished = 1;  // TCP_ESTABLISHED
 
 bool is_tcp(int fd) noexcept {
   const auto protocol = os::getsockopt_int(fd, SOL_SOCKET, SO_PROTOCOL);
@@ -35,8 +32,6 @@ bool is_whole(int fd) noexcept {
   return os::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &len) &&
          info.tcpi_state == kEstablished && os::poll_now(fd, POLLRDHUP) == 0;
 }
-
-uint32_t own_key() noexcept { return static_cast<uint32_t>(os::getpid()); }
 
 uint64_t cookie_of(int fd) noexcept { return os::getsockopt_u64(fd, SO_COOKIE).value_or(0); }
 
@@ -102,16 +97,16 @@ bool settle_with(int fd, const Carried& carried) noexcept {
 
 bool is_left_to_us(int fd) noexcept {
   if (!is_tcp(fd)) return false;
-  return other_number(fd) >= 0 || read_carried(fd, Way::kExec, own_key()).has_value();
+  return other_number(fd) >= 0 || read_carried(fd, Way::kExec, exec_key()).has_value();
 }
 
 void on_inherited(int fd, bool track) noexcept {
   if (const int other = other_number(fd); other >= 0) return on_dup(other, fd);
-  const auto carried = read_carried(fd, Way::kExec, own_key());
+  const auto carried = read_carried(fd, Way::kExec, exec_key());
   if (!carried) return;
   // Another note is there by now, or this one stays.
   if (track ? settle_with(fd, *carried) : mark_for_good(fd)) {
-    erase_carried(fd, Way::kExec, own_key());
+    erase_carried(fd, Way::kExec, exec_key());
   }
 }
 

@@ -26,6 +26,9 @@ void notice_ready(Stream& s) noexcept;
 void try_ready(Stream& s) noexcept;
 /// Sender: fixes N and goes on in the ring, if the peer is ready and nobody is in the kernel.
 void try_switch_tx(Stream& s) noexcept;
+/// tcpi_state, of include/net/tcp_states.h.
+inline constexpr int kEstablished = 1;
+inline constexpr int kCloseWait = 8;
 /// How many of the program's bytes TCP has carried so far, whoever moved them: for a stream that
 /// this process has not seen from its start. Nothing: not known just now, or it has ended.
 std::optional<uint64_t> kernel_received(int fd) noexcept;

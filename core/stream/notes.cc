@@ -137,6 +137,8 @@ std::optional<uint32_t> find_passing(int fd) noexcept {
   return std::nullopt;
 }
 
+uint32_t exec_key() noexcept { return static_cast<uint32_t>(os::getpid()); }
+
 uint32_t fresh_key() noexcept { return random_word() & kMostKey; }
 
 bool write_holder(int fd, uint32_t id) noexcept { return set(fd, F_WRLCK, holder(id)); }

@@ -31,7 +31,8 @@ struct Carried {
 
 enum class Way : uint8_t { kExec, kPassing };
 
-/// `key`: of an exec the process, which stays the same; of a passing a random one (fresh_key()).
+/// `key`: of an exec the process (exec_key()), which stays the same; of a passing a random one
+/// (fresh_key()).
 bool write_carried(int fd, Way way, uint32_t key, const Carried& carried) noexcept;
 /// A note that is not there to be read yet, but in the way of a lift. erase_carried() takes it
 /// back.
@@ -41,6 +42,7 @@ void erase_carried(int fd, Way way, uint32_t key) noexcept;
 /// Any passing: which of several is all the same, each stands for one more holder.
 std::optional<uint32_t> find_passing(int fd) noexcept;
 uint32_t fresh_key() noexcept;
+uint32_t exec_key() noexcept;
 
 /// `id`: random, not 0 (fresh_id()).
 bool write_holder(int fd, uint32_t id) noexcept;

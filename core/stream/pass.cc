@@ -1,14 +1,13 @@
+// clang-format off
 // Descriptors in messages of Unix sockets (SCM_RIGHTS).
 //
-// | sender, before the message            | sender, afterwards         | receiver, behind its
-// message     |
-// |---------------------------------------|----------------------------|----------------------------------|
-// | note of its own, note of the passing; | on failure the note of the | a stream with a note of
-// its own; | | set down                              | passing is taken back      | that of the
-// passing taken back   |
+// | sender, before the message                     | sender, afterwards                          | receiver, behind its message                                |
+// |------------------------------------------------|---------------------------------------------|-------------------------------------------------------------|
+// | note of its own, note of the passing; set down | on failure that of the passing is taken back | a stream with its own note; that of the passing taken back |
 //
 // The sender has its stream as before, and may lift it when it is alone again; so may the receiver.
 // Who has no library takes no note back: then nobody lifts it any more.
+// clang-format on
 
 #include "core/base/deadline.h"
 #include "core/os/os.h"

@@ -21,8 +21,6 @@ namespace rsock::stream {
 namespace {
 
 constexpr Reason kUnseen = "used without our seeing it";
-constexpr int kEstablished = 1;  // include/net/tcp_states.h
-constexpr int kCloseWait = 8;
 
 /// A count of the kernel's and how much of it is still queued, read at one moment.
 struct Counted {

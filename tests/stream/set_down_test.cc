@@ -344,8 +344,10 @@ struct SentFile {
   int fd;
 };
 
-/// Sends and reads pieces until some go by reference: the lane comes by way of the keeper.
+/// Lifts it, then sends and reads pieces until some go by reference: the lane comes by way of the
+/// keeper.
 bool passes_by_reference(const Connection& c, const SentFile& file) {
+  if (!ping_until_lifted(c)) return false;
   constexpr size_t kPiece = 256 * 1024;
   const auto& passed = FdTable::stream(c.left)->zero_copied;
   const uint64_t before = passed;
@@ -360,7 +362,6 @@ bool passes_by_reference(const Connection& c, const SentFile& file) {
 
 TEST_F(SetDown, WhatWasPassedByReferenceIsReplayed) {
   Connection c = Connection::make();
-  ASSERT_TRUE(ping_until_lifted(c));
   const SentFile file(2'000'000);
   ASSERT_TRUE(passes_by_reference(c, file));
   const uint64_t passed = FdTable::stream(c.left)->zero_copied;
@@ -382,7 +383,6 @@ TEST_F(SetDown, APeerThatDoesNotReadLeavesTheSenderAllOfTheRing) {
   constexpr size_t kRing = 4 << 20;
   configure({"RSOCK_RING_BYTES=4194304"});
   Connection c = Connection::make();
-  ASSERT_TRUE(ping_until_lifted(c));
   const SentFile file(2'000'000);
   ASSERT_TRUE(passes_by_reference(c, file));
   FdTable::stream(c.left)->nonblocking = true;
@@ -406,7 +406,6 @@ TEST_F(SetDown, APeerThatDoesNotReadLeavesTheSenderAllOfTheRing) {
 
 TEST_F(SetDown, AFileThatThePeerHasReadIsKeptNoLonger) {
   Connection c = Connection::make();
-  ASSERT_TRUE(ping_until_lifted(c));
   const SentFile file(2'000'000);
   ASSERT_TRUE(passes_by_reference(c, file));
   const auto is_kept = [] {
@@ -425,7 +424,6 @@ TEST_F(SetDown, AFileThatThePeerHasReadIsKeptNoLonger) {
 TEST_F(SetDown, WhatAFileHasLostSinceResetsTheConnection) {
   const test::FaultsRecovered faults;
   Connection c = Connection::make();
-  ASSERT_TRUE(ping_until_lifted(c));
   const SentFile file(2'000'000);
   ASSERT_TRUE(passes_by_reference(c, file));
   const uint64_t passed = FdTable::stream(c.left)->zero_copied;

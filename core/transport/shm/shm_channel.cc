@@ -239,11 +239,7 @@ size_t ShmChannel::read_pages(ring::IovCursor& to, size_t limit, bool* faulted) 
   constexpr size_t kAhead = 128 * 1024;
   if (limit < kAhead / 2 && part.in_lane > limit) {
     const size_t n = std::min({part.in_lane, reader_.available(), kAhead});
-    if (!pages_.bring_in(reader_.head(), n, segment_.ring(1 - tx_index_), capacity())) {
-      reader_.fail();
-      return 0;
-    }
-    return reader_.read_known(to, std::min(limit, n));
+    return bring_in(reader_.head(), n) ? reader_.read_known(to, std::min(limit, n)) : 0;
   }
   iovec pieces[kPieces];
   const size_t n = to.pieces(pieces, kPieces, std::min(limit, part.in_lane));
@@ -258,19 +254,22 @@ size_t ShmChannel::read_pages(ring::IovCursor& to, size_t limit, bool* faulted) 
   return static_cast<size_t>(got);
 }
 
+bool ShmChannel::bring_in(uint64_t at, size_t n) noexcept {
+  if (pages_.bring_in(at, n, segment_.ring(1 - tx_index_), capacity())) return true;
+  reader_.fail();
+  return false;
+}
+
 /// What was published and lies in the page lane comes into the ring, for who has to see it there.
 void ShmChannel::bring_pages_in() noexcept {
   // Also where the sender has sealed the head meanwhile: what is known may be looked at.
   reader_.look();
   const uint64_t end = reader_.head() + reader_.known();
-  std::byte* const ring = segment_.ring(1 - tx_index_);
   for (uint64_t at = reader_.head(); at < end && pages_.pending();) {
     const PageReceiver::Part part = pages_.part_at(at, capacity());
     const size_t n = std::min<uint64_t>(end - at, std::max(part.in_ring, part.in_lane));
-    if (part.lied || (part.in_lane != 0 && !pages_.bring_in(at, n, ring, capacity()))) {
-      reader_.fail();
-      return;
-    }
+    if (part.lied) return reader_.fail();
+    if (part.in_lane != 0 && !bring_in(at, n)) return;
     at += n;
   }
 }

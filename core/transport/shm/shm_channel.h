@@ -92,6 +92,8 @@ class ShmChannel final : public Channel {
   size_t write_from(From& from, size_t limit) noexcept;
   void populate_for_reading(size_t piece) noexcept;
   size_t read_pages(ring::IovCursor& to, size_t limit, bool* faulted) noexcept;
+  /// PageReceiver::bring_in(), or the direction fails.
+  bool bring_in(uint64_t at, size_t n) noexcept;
   void bring_pages_in() noexcept;
   void let_bytes_gather(size_t n) noexcept;
   void wake_receiver() noexcept;
